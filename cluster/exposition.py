@@ -43,6 +43,21 @@ def label_text(names: Sequence[str], values: Sequence[str]) -> str:
     )
 
 
+def head_lines(name: str, text: str, kind: str = "gauge") -> str:
+    """Return what stands before the series of a name. kind: counter, gauge or histogram."""
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def bucket_lines(name: str, labels: str, buckets: Buckets) -> Iterator[str]:
+    """Yield the lines of one histogram. labels: as `label_text` returns them."""
+    before = f"{labels}," if labels else ""
+    for bound, count in buckets.cumulative():
+        yield f'{name}_bucket{{{before}le="{bound}"}} {count}\n'
+    braces = f"{{{labels}}}" if labels else ""
+    yield f"{name}_sum{braces} {number_text(buckets.sum)}\n"
+    yield f"{name}_count{braces} {buckets.count}\n"
+
+
 class Series:
     """The value for one set of labels."""
 
@@ -76,12 +91,7 @@ class BucketSeries:
         self.buckets.observe(value)
 
     def lines(self) -> Iterator[str]:
-        before = f"{self._labels}," if self._labels else ""
-        for bound, count in self.buckets.cumulative():
-            yield f'{self._name}_bucket{{{before}le="{bound}"}} {count}\n'
-        braces = f"{{{self._labels}}}" if self._labels else ""
-        yield f"{self._name}_sum{braces} {number_text(self.buckets.sum)}\n"
-        yield f"{self._name}_count{braces} {self.buckets.count}\n"
+        return bucket_lines(self._name, self._labels, self.buckets)
 
 
 S = TypeVar("S", Series, BucketSeries)
@@ -96,7 +106,7 @@ class Family(Generic[S]):
         """kind: counter, gauge or histogram. make: creates a series from its label text."""
         self.name = name
         self.label_names = labels
-        self.head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        self.head = head_lines(name, text, kind)
         self._make: Callable[[str], S] = make
         self._series: dict[tuple[str, ...], S] = {}
 

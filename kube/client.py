@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -19,6 +20,7 @@ import aiohttp
 import msgspec
 
 from kube.connection import Connection, watchful_socket
+from kube.request_counts import RequestCounts
 from kube.resources import Resource
 
 T = TypeVar("T")
@@ -131,7 +133,10 @@ class Client:
         qps: float = 0,
         burst: int = 100,
         timeout_seconds: float = 30,
+        counts: RequestCounts | None = None,
     ) -> None:
+        """counts: where requests are counted; None for counts of its own."""
+        self.counts = counts or RequestCounts(urlsplit(connection.server).netloc.rpartition("@")[2])
         self._connection = connection
         self._user_agent = user_agent
         self._limit = RateLimit(qps, burst)
@@ -143,9 +148,9 @@ class Client:
         """Return another client of the same server, not yet opened, with its own connections.
 
         It has no rate limit. It is for the few requests that must not wait behind all others, such
-        as the renewal of a lease.
+        as the renewal of a lease. Its requests are counted with those of this client.
         """
-        return Client(self._connection, user_agent=self._user_agent)
+        return Client(self._connection, user_agent=self._user_agent, counts=self.counts)
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(
@@ -194,11 +199,21 @@ class Client:
         to `tries` in all. Raises ApiError or Unreachable.
         """
         tried = 0
+        verb = self.counts.verb(method)
         while True:
             tried += 1
+            asked = time.perf_counter()
+            await self._limit.take()
+            began = time.perf_counter()
+            verb.limited.observe(began - asked)
+            verb.sent.observe(len(body) if body else 0)
             try:
-                return await self._once(method, path, params, body, content_type)
+                answer = await self._once(method, path, params, body, content_type)
+                verb.duration.observe(time.perf_counter() - began)
+                verb.received.observe(len(answer))
+                return answer
             except ApiError as error:
+                verb.duration.observe(time.perf_counter() - began)
                 if error.status == 401:
                     self._connection.forget_credentials()
                     if tried == 1:
@@ -208,8 +223,11 @@ class Client:
                 pause = error.retry_after if error.retry_after is not None else 1.0
                 await asyncio.sleep(min(pause, 10) + random.uniform(0, 0.2))
             except AnswerTooLong:
+                self.counts.answered(method, None)
                 raise
             except Unreachable:
+                verb.duration.observe(time.perf_counter() - began)
+                self.counts.answered(method, None)
                 if method != "GET" or tried >= tries:
                     raise
                 await asyncio.sleep(0.1 * 2**tried * random.uniform(0.5, 1.5))
@@ -222,7 +240,6 @@ class Client:
         body: bytes | None,
         content_type: str,
     ) -> bytes:
-        await self._limit.take()
         headers = await self._headers()
         if body is not None:
             headers["Content-Type"] = content_type
@@ -236,6 +253,7 @@ class Client:
                 timeout=self._timeout,
             ) as answer:
                 data = await answer.read()
+                self.counts.answered(method, answer.status)
                 if answer.status >= 300:
                     raise _refused(answer, data, f"{method} {path}")
                 return data
@@ -261,6 +279,7 @@ class Client:
                 headers=await self._headers(),
                 timeout=timeout,
             ) as answer:
+                self.counts.answered("GET", answer.status)
                 if answer.status >= 300:
                     if answer.status == 401:
                         self._connection.forget_credentials()

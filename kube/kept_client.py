@@ -106,7 +106,6 @@ class KeptClient(Client):
         pool = self._pool
         if pool is None:
             return await super()._once(method, path, params, body, content_type)
-        await self._limit.take()
         headers = await self._headers()
         what = f"{method} {path}"
         target = f"{self._prefix}{path}?{urlencode(params)}" if params else self._prefix + path
@@ -126,6 +125,7 @@ class KeptClient(Client):
             raise AnswerTooLong(f"{what}: {error}") from error
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"{what}: {type(error).__name__}: {error}") from error
+        self.counts.answered(method, answer.status)
         if answer.status >= 300:
             raise api_error(answer.status, answer.phrase, answer.retry_after, answer.body, what)
         return answer.body

@@ -77,6 +77,11 @@ class LeaderElection:
         """When the last request that acquired or renewed the lease was sent: the earliest moment
         from which others may count `lease_seconds`."""
 
+    @property
+    def lease_age_seconds(self) -> float:
+        """How long ago the lease was last acquired or renewed; 0 while it is not ours."""
+        return asyncio.get_running_loop().time() - self._held_since if self.leading else 0.0
+
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, then run `lead` while it is held; return when `lead` returns.
 

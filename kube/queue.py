@@ -13,12 +13,14 @@ import itertools
 import logging
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from kube.client import ApiError, Unreachable
 from kube.faults import Faults
+from service.histogram import Histogram
 
 _log = logging.getLogger(__name__)
 
@@ -37,15 +39,35 @@ _SPARE_TIMES: Final = 64
 """Times without a key that are kept at least, so that few keys cause no constant sorting."""
 
 
+WORK_BOUNDS: Final = tuple(1e-8 * 10.0**power for power in range(10))
+"""Seconds; those of client-go's work queues."""
+
+
+class WorkCounts:
+    """adds: keys that became due. retries: those that did after a failure. waited: seconds from
+    then until a worker took a key. worked: seconds that it took."""
+
+    __slots__ = ("adds", "retries", "waited", "worked")
+
+    def __init__(self) -> None:
+        self.adds = 0
+        self.retries = 0
+        self.waited = Histogram(WORK_BOUNDS)
+        self.worked = Histogram(WORK_BOUNDS)
+
+
 class WorkQueue:
     """Keys that are due, and keys with a later time at which they become due."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.faults = Faults(name)
+        self.counts = WorkCounts()
         self._due: deque[str] = deque()
-        self._waiting: set[str] = set()
-        self._active: set[str] = set()
+        self._waiting: dict[str, float] = {}
+        """Keys that are due, with the time since when, by time.monotonic."""
+        self._active: dict[str, float] = {}
+        """Keys that are worked on, likewise."""
         self._again: set[str] = set()
         self._failures: dict[str, int] = {}
         self._later: list[tuple[float, int, str]] = []
@@ -78,17 +100,28 @@ class WorkQueue:
 
     def take(self) -> str:
         """Take the next due key without working on it; for callers with a loop of their own."""
-        key = self._due.popleft()
-        self._waiting.discard(key)
-        return key
+        return self._taken()[0]
+
+    def _taken(self) -> tuple[str, float]:
+        """Take the next due key. Returns it with the time."""
+        key, now = self._due.popleft(), time.monotonic()
+        since = self._waiting.pop(key, now)
+        self.counts.waited.observe(now - since)
+        return key, now
+
+    def running(self) -> tuple[float, ...]:
+        """Return for how many seconds each key has been worked on that is now."""
+        now = time.monotonic()
+        return tuple(now - since for since in self._active.values())
 
     def add(self, key: str) -> None:
         """Make `key` due now."""
         if key in self._active:
             self._again.add(key)
         elif key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = time.monotonic()
             self._due.append(key)
+            self.counts.adds += 1
             self._wake_one()
 
     def add_after(self, key: str, seconds: float) -> None:
@@ -144,7 +177,9 @@ class WorkQueue:
             if again is not None:
                 self.add_after(key, again)
         finally:
-            self._active.discard(key)
+            since = self._active.pop(key, None)
+            if since is not None:
+                self.counts.worked.observe(time.monotonic() - since)
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)
@@ -152,6 +187,7 @@ class WorkQueue:
     def _back_off(self, key: str, error: Exception) -> None:
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
+        self.counts.retries += 1
         pause = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(failures, 20))
         level = logging.INFO if failures < 3 else logging.WARNING
         _log.log(level, "%s %s failed (%d): %s", self.name, key, failures, error)
@@ -168,9 +204,8 @@ class WorkQueue:
                 if self._due:
                     self._wake_one()
                 raise
-        key = self._due.popleft()
-        self._waiting.discard(key)
-        self._active.add(key)
+        key, now = self._taken()
+        self._active[key] = now
         return key
 
     def _wake_one(self) -> None:

@@ -29,6 +29,13 @@ class Histogram:
         if duration > self.largest:
             self.largest = duration
 
+    def add(self, other: Histogram) -> None:
+        """Count what another histogram with the same bounds has counted."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.count += other.count
+        self.sum += other.sum
+        self.largest = max(self.largest, other.largest)
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Return cumulative buckets as the exposition wants them."""
         total = 0

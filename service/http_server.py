@@ -463,7 +463,7 @@ def _request(head: h11.Request, body: bytearray, peer: Peer) -> Request:
     return Request(
         method=head.method.decode("ascii"),
         path=target.path,
-        query=dict(parse_qsl(target.query, max_num_fields=32)),
+        query=dict(parse_qsl(target.query, keep_blank_values=True, max_num_fields=32)),
         body=bytes(body),
         accept=_header(head, b"accept"),
         authorization=_header(head, b"authorization"),

@@ -47,10 +47,11 @@ from cluster.scheduler.cycle.preemption import NotFound, default_victims
 from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
+from cluster.scheduler.cycle.timings import PERMIT, SUCCESS, WAIT
 from cluster.scheduler.cycle.victims import Candidate, may_go
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.evictions import Evictions, EvictionWriters
-from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.metrics import SchedulerMetrics, Tried
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.sources.reserve_pods import ReservePod
@@ -121,10 +122,14 @@ class Consultant(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A pod that has a node and is not bound yet. submitted: its binding is under way."""
+    """A pod that has a node and is not bound yet.
+
+    tried: how its attempt came to be, for metrics. submitted: its binding is under way.
+    """
 
     pod: PendingPod[PodShape]
     decision: Decision
+    tried: Tried
     submitted: bool
 
 
@@ -202,6 +207,11 @@ class Attempts:
         held = self._held.get(uid)
         return "" if held is None else held.decision.booking.node
 
+    def profile_of(self, uid: str) -> str:
+        """Return the scheduler name of a pod that has a node and is not bound yet, or ""."""
+        held = self._held.get(uid)
+        return "" if held is None else held.pod.shape.scheduler_name
+
     @property
     def held(self) -> int:
         """How many pods have a node and are not known to be bound."""
@@ -227,7 +237,7 @@ class Attempts:
                 self._attempt(attempt, now)
             except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
                 self.faults.note("scheduling a pod", about=pod.key)
-                self._abandon(pod, f"{type(error).__name__}: {error}", now)
+                self._failed(pod, f"{type(error).__name__}: {error}", now)
         return True
 
     @contextmanager
@@ -262,13 +272,13 @@ class Attempts:
             return
         now = self._clock()
         if error:
-            self._abandon(pod, error, now)
+            self._failed(pod, error, now)
             return
         try:
             self._conclude(pod, opinion, now)
         except Exception as problem:  # noqa: BLE001 - as in `next`
             self.faults.note("scheduling a pod", about=pod.key)
-            self._abandon(pod, f"{type(problem).__name__}: {problem}", now)
+            self._failed(pod, f"{type(problem).__name__}: {problem}", now)
 
     def _conclude(self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float) -> None:
         profile = pod.shape.scheduler_name
@@ -285,10 +295,16 @@ class Attempts:
         if self._scheduling.nominator.node_of(pod.uid) not in ("", outcome.booking.node):
             self.evictions.end_nomination(pod.uid)
         decision = Decision(outcome.booking, outcome.recorded)
-        self._held[pod.uid] = _Held(pod, decision, submitted=False)
+        tried = Tried(*self._queue.tries(pod.uid), began)
+        self._held[pod.uid] = _Held(pod, decision, tried, submitted=False)
         node = outcome.booking.node
         self.explanations.placed(pod.key, pod.uid, outcome.evaluation, node, at=self._wall())
-        self.follow(self._permit.placed(pod.uid, now))
+        permitting = time.perf_counter()
+        decisions = self._permit.placed(pod.uid, now)
+        status = WAIT if pod.gang and not decisions else SUCCESS
+        timings = self._scheduling.timings(profile)
+        timings.step(PERMIT, status, time.perf_counter() - permitting)
+        self.follow(decisions)
 
     def _decide(self, pod: PendingPod[PodShape], opinion: Opinion | None) -> Placed | Unplaced:
         node = ""
@@ -318,6 +334,8 @@ class Attempts:
             return
         found: Candidate | NotFound = _AS_A_WHOLE
         if not self._permit.needs_others(pod.uid):
+            if self._scheduling.post_filters.get(pod.shape.scheduler_name):
+                self._metrics.preemptions.labels().inc()
             if self._propose(pod, diagnosis):
                 return
             found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
@@ -374,7 +392,7 @@ class Attempts:
             self._make_room(pod, diagnosis, found, now)
         except Exception as problem:  # noqa: BLE001 - as in `next`
             self.faults.note("making room for a pod", about=pod.key)
-            self._abandon(pod, f"{type(problem).__name__}: {problem}", now)
+            self._failed(pod, f"{type(problem).__name__}: {problem}", now)
 
     def _edited(self, pod: PendingPod[PodShape]) -> bool:
         """Return whether a pod was edited since it was tried. It is tried again, as it is now."""
@@ -499,7 +517,7 @@ class Attempts:
         pod, decision = held.pod, held.decision
         namespace, _, name = pod.key.partition("/")
         annotations = {**decision.recorded.annotations, **gang}
-        self._held[pod.uid] = _Held(pod, decision, submitted=True)
+        self._held[pod.uid] = _Held(pod, decision, held.tried, submitted=True)
         reserve_pod = self._reserve_pods.get(pod.uid)
         if reserve_pod is not None:
             takes = self._pods(decision.booking.allocation.takes)
@@ -536,7 +554,7 @@ class Attempts:
                 self._free_forgotten(placement)
             return
         pod, now = held.pod, self._clock()
-        self._metrics.bound(outcome, pod)
+        self._metrics.bound(outcome, pod, held.tried, now, time.perf_counter())
         if isinstance(outcome, Bound):
             about = _reference(placement)
             controller = pod.shape.scheduler_name
@@ -550,6 +568,11 @@ class Attempts:
         elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
             _log.warning("%s", outcome.message)
             self._abandon(pod, outcome.message, now)
+
+    def _failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
+        """Count an attempt that ended with an error before its binding, and give it up."""
+        self._metrics.attempts.labels("error", pod.shape.scheduler_name).inc()
+        self._abandon(pod, message, now)
 
     def _abandon(
         self,

@@ -130,6 +130,8 @@ class SchedulerCore:
             gang_preemption=self.plugins.gang_preemption,
         )
         self.metrics = SchedulerMetrics(self.queue)
+        self.timings = {name: self.scheduling.timings(name) for name in self.plugins.profiles}
+        self.metrics.show_timings(self.timings)
         if self.plugins.quotas is not None:
             self.metrics.show_quotas(self.plugins.quotas)
         self.pods: Cache[SchedulingPod] = Cache(

@@ -44,6 +44,7 @@ from cluster.scheduler.controllers.reservations import (
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
+from cluster.scheduler.cycle.timings import ERROR, PRE_BIND, SUCCESS
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
@@ -55,6 +56,7 @@ from cluster.scheduler.sources.network_topology import NAME as NETWORK_NAME
 from kube.cache import Cache, Event
 from kube.client import Client
 from kube.leader import LeaderElection
+from kube.queue import WorkQueue
 from kube.reading_rights import forbidden
 from kube.resources import NODES, SCHEDULE_EXPLANATIONS
 
@@ -65,6 +67,8 @@ _SLICE_S: Final = 0.005
 or more; at twice the value a burst of pods delays bindings by as much."""
 _TICK_S: Final = 1.0
 """The longest pause of the loop: reports expire and backoffs end at times, not by events."""
+_LEASE_TOLERANCE_S: Final = 20.0
+"""Beyond the lease's duration; kube-scheduler's, for its health check."""
 _LEAST_DRAIN_S: Final = 1.0
 """For bindings under way at a stop, if the lease leaves no more."""
 _FIRST_PAUSE_S: Final = 1.0
@@ -112,6 +116,8 @@ class SchedulerProcess(SchedulerCore):
         self.missing_rights: tuple[str, ...] = ()
         """What the API server says about the types that this replica may not read. While there are
         any, it does not stand for the lease."""
+        self.stopping = False
+        self.election: LeaderElection | None = None
         self._wake = asyncio.Event()
         self.extenders = self._make_extenders()
         for cache in (*self.caches, self.pods):
@@ -130,12 +136,14 @@ class SchedulerProcess(SchedulerCore):
             self._outcome,
             before=self.statuses.settle,
             delegate=self.extenders.bind if self.extenders is not None else None,
+            on_step=self._step,
         )
+        self._volumes_since: dict[str, float] = {}
+        """When the binding of a pod's volumes began, by UID and time.perf_counter."""
         self.volume_binder = VolumeBinder(
             client,
-            # The binder as it is then: a test may put another in its place.
-            bind=lambda placement: self.binder.submit(placement),
-            refuse=self._outcome,
+            bind=self._volumes_bound,
+            refuse=self._volumes_refused,
             claims=self.volumes.claims,
             volumes=self.volumes.volumes,
             pod_of=self.pods.items.get,
@@ -248,6 +256,7 @@ class SchedulerProcess(SchedulerCore):
             start("leader", self._lead_when_elected())
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self.ready = False
+            self.stopping = True
             for task in done:
                 task.result()
 
@@ -259,7 +268,7 @@ class SchedulerProcess(SchedulerCore):
             return
         # A client of its own: a renewal must not wait behind a thousand bindings.
         async with self.client.sibling() as client:
-            election = LeaderElection(
+            self.election = election = LeaderElection(
                 client,
                 namespace=lease.resource_namespace,
                 name=lease.resource_name,
@@ -390,6 +399,25 @@ class SchedulerProcess(SchedulerCore):
         self.attempts.bound(placement, outcome)
         self._wake.set()
 
+    def _volumes_bound(self, placement: Placement) -> None:
+        self._volumes_ended(placement, succeeded=True)
+        self.binder.submit(placement)
+
+    def _volumes_refused(self, placement: Placement, outcome: Outcome) -> None:
+        self._volumes_ended(placement, succeeded=False)
+        self._outcome(placement, outcome)
+
+    def _volumes_ended(self, placement: Placement, *, succeeded: bool) -> None:
+        began = self._volumes_since.pop(placement.uid, None)
+        if began is not None:
+            self._step(placement, PRE_BIND, succeeded, time.perf_counter() - began)
+
+    def _step(self, placement: Placement, step: str, succeeded: bool, seconds: float) -> None:
+        """Count a step of a binding."""
+        timings = self.timings.get(self.attempts.profile_of(placement.uid))
+        if timings is not None:
+            timings.step(step, SUCCESS if succeeded else ERROR, seconds)
+
     def _evicted(self, victim: Victim, refused: Refused | None) -> None:
         self.attempts.evicted(victim, refused)
         self._wake.set()
@@ -399,6 +427,7 @@ class SchedulerProcess(SchedulerCore):
     def bind(self, placement: Placement) -> None:
         """Carry out a placement in the background."""
         if placement.volumes:
+            self._volumes_since[placement.uid] = time.perf_counter()
             self.volume_binder.submit(placement)
         else:
             self.binder.submit(placement)
@@ -429,6 +458,28 @@ class SchedulerProcess(SchedulerCore):
             self.statuses.forget(placement.key, placement.uid)
 
     # --- state for pages -----------------------------------------------------------------------
+
+    def overdue_lease(self) -> str:
+        """Return why the lease may be lost without this process having noticed, or ""."""
+        age = 0.0 if self.election is None else self.election.lease_age_seconds
+        longest = self.configuration.leader_election.lease_duration + _LEASE_TOLERANCE_S
+        return f"the lease was not renewed for {age:.0f} s" if age > longest else ""
+
+    def unsynced(self) -> str:
+        """Return why this replica does not schedule although it has the lease, or ""."""
+        waits = self.leading and not self.ready and not self.stopping
+        return "reading the cluster" if waits else ""
+
+    def work_queues(self) -> tuple[WorkQueue, ...]:
+        """Return the work queues of the parts that this process runs."""
+        queues = [self.reservation_writer.queue]
+        if self.reservation_controller is not None:
+            queues.append(self.reservation_controller.queue)
+        if self.pod_group_statuses is not None:
+            queues.append(self.pod_group_statuses.queue)
+        if self.quota_upkeep is not None:
+            queues.append(self.quota_upkeep.statuses.queue)
+        return tuple(queues)
 
     def pending(self) -> Mapping[str, int]:
         """Return how many pods wait, by place."""

@@ -14,8 +14,13 @@ from tests.beds.kubernetes import programs
 
 
 @contextmanager
-def kube_scheduler(server: ApiServer, folder: Path) -> Iterator[None]:
-    """Run kube-scheduler with its defaults; its log is `folder`/log."""
+def kube_scheduler(
+    server: ApiServer, folder: Path, *, secure_port: int = 0, elected: bool = False
+) -> Iterator[None]:
+    """Run kube-scheduler with its defaults; its log is `folder`/log.
+
+    secure_port: on loopback, open to everyone; 0 for none. elected: it waits for its lease.
+    """
     kubeconfig, configuration = folder / "kubeconfig", folder / "configuration"
     kubeconfig.write_text(server.kubeconfig())
     configuration.write_text(
@@ -23,7 +28,7 @@ def kube_scheduler(server: ApiServer, folder: Path) -> Iterator[None]:
             {
                 "apiVersion": "kubescheduler.config.k8s.io/v1",
                 "kind": "KubeSchedulerConfiguration",
-                "leaderElection": {"leaderElect": False},
+                "leaderElection": {"leaderElect": elected},
                 "percentageOfNodesToScore": 100,
                 "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
             }
@@ -32,7 +37,19 @@ def kube_scheduler(server: ApiServer, folder: Path) -> Iterator[None]:
     program = programs("kube-scheduler") / "kube-scheduler"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [program, f"--config={configuration}", "--secure-port=0"], stdout=log, stderr=log
+            [
+                program,
+                f"--config={configuration}",
+                f"--secure-port={secure_port}",
+                "--bind-address=127.0.0.1",
+                f"--cert-dir={folder / 'certificates'}",
+                "--authorization-always-allow-paths=/*",
+                f"--authentication-kubeconfig={kubeconfig}",
+                f"--authorization-kubeconfig={kubeconfig}",
+                "--authentication-tolerate-lookup-failure",
+            ],
+            stdout=log,
+            stderr=log,
         )
     try:
         yield

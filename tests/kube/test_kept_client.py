@@ -116,6 +116,34 @@ def test_a_request_is_one_that_any_server_understands(on_loop: OnLoop) -> None:
     on_loop(run())
 
 
+def test_requests_are_counted_by_their_answers(on_loop: OnLoop) -> None:
+    async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if b"/gone" in request:
+            raise ConnectionResetError
+        status = b"404 Not Found" if b"/none" in request else b"201 Created"
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def run() -> None:
+        async with raw_server(reply) as server, server.client() as client:
+            await client.request("POST", "/x", body=b"12345")
+            with pytest.raises(ApiError):
+                await client.request("GET", "/none")
+            with pytest.raises(Unreachable):
+                await client.request("POST", "/gone", tries=1)
+            counts = client.counts
+            assert counts.host == f"127.0.0.1:{server.port}"
+            assert counts.answers == {
+                ("POST", "201"): 1, ("GET", "404"): 1, ("POST", "<error>"): 1,
+            }  # fmt: skip
+            posts = counts.verb("POST")
+            assert (posts.sent.sum, posts.sent.count) == (5, 2)
+            assert (posts.received.sum, posts.received.count) == (2, 1)
+            assert posts.duration.count == posts.limited.count == 2
+            assert client.sibling().counts is counts
+
+    on_loop(run())
+
+
 def test_connections_are_kept_and_never_more_than_allowed(on_loop: OnLoop) -> None:
     async def reply(_: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.001)

@@ -76,6 +76,34 @@ def test_a_failing_key_backs_off_and_harms_no_other() -> None:
     uvloop.run(run())
 
 
+def test_work_is_counted() -> None:
+    async def run() -> None:
+        queue = WorkQueue("test")
+        seen: list[str] = []
+        gate = asyncio.Event()
+
+        async def handle(key: str) -> float | None:
+            seen.append(key)
+            if len(seen) == 1:
+                await gate.wait()
+                raise RuntimeError("again")
+            return None
+
+        queue.add("a")
+        worker = asyncio.create_task(queue.work(handle))
+        await eventually(lambda: seen == ["a"])
+        assert len(queue.running()) == 1
+        gate.set()
+        await eventually(lambda: len(seen) == 2 and queue.idle)
+        counts = queue.counts
+        assert (counts.adds, counts.retries) == (2, 1)
+        assert counts.waited.count == counts.worked.count == 2
+        assert not queue.running()
+        worker.cancel()
+
+    uvloop.run(run())
+
+
 def test_a_timer_makes_a_key_due_and_the_earlier_one_counts() -> None:
     async def run() -> None:
         queue = WorkQueue("test")

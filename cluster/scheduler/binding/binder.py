@@ -34,6 +34,7 @@ from cluster.scheduler.binding.placement import (
     pod_as_read,
 )
 from cluster.scheduler.binding.turns import Turns
+from cluster.scheduler.cycle.timings import BIND, PRE_BIND
 from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
 from kube.resources import PODS
@@ -73,7 +74,8 @@ class Binder:
     """Carries placements out in the background.
 
     on_outcome: called once for each placement, on the event loop; not for placements that `drain`
-    leaves. before: awaited before a pod's first request; for writes about the same pod that must
+    leaves. on_step: called for each patch and each binding with whether it succeeded, and with its
+    seconds. before: awaited before a pod's first request; for writes about the same pod that must
     not come later. at_once: requests in parallel. delegate: binds a delegated placement; False: it
     does not want to, and the placement is bound here. It raises ApiError. delegated_s: how long the
     pod may have no node after that.
@@ -88,7 +90,9 @@ class Binder:
         before: Callable[[str], Awaitable[None]] | None = None,
         delegate: Callable[[Placement], Awaitable[bool]] | None = None,
         delegated_s: float = _DELEGATED_S,
+        on_step: Callable[[Placement, str, bool, float], None] | None = None,
     ) -> None:
+        self._on_step = on_step
         self._client = client
         self._on_outcome = on_outcome
         self._before = before
@@ -189,10 +193,19 @@ class Binder:
                 await self._before(placement.key)
             patch = patch_body(placement)
             if patch is not None:
+                began = time.perf_counter()
                 refused = await self._patch(placement, patch)
+                self._note_step(placement, PRE_BIND, refused is None, began)
                 if refused is not None:
                     return refused
-            return await self._bind(placement)
+            began = time.perf_counter()
+            outcome = await self._bind(placement)
+            self._note_step(placement, BIND, isinstance(outcome, Bound), began)
+            return outcome
+
+    def _note_step(self, placement: Placement, step: str, succeeded: bool, began: float) -> None:
+        if self._on_step is not None:
+            self._on_step(placement, step, succeeded, time.perf_counter() - began)
 
     async def _patch(self, placement: Placement, body: bytes) -> Refused | None:
         """Write what goes before the Binding. Returns why that is not possible."""

@@ -62,14 +62,14 @@ class ReservationWriter:
         self._client = client
         self._on_outcome = on_outcome
         self._now = now
-        self._queue = WorkQueue("writes of reservations")
+        self.queue = WorkQueue("writes of reservations")
         self._placements: dict[str, ReservationPlacement] = {}
         """By UID, until they have an outcome."""
         self._refusals: dict[str, ReservationRefusal] = {}
         self._draining = False
         self._settled = asyncio.Event()
         self._settled.set()
-        self.faults = self._queue.faults
+        self.faults = self.queue.faults
 
     @property
     def in_flight(self) -> int:
@@ -80,7 +80,7 @@ class ReservationWriter:
         """Write what was submitted, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_AT_ONCE):
-                group.create_task(self._queue.work(self._write))
+                group.create_task(self.queue.work(self._write))
 
     def submit(self, placement: ReservationPlacement) -> None:
         """Carry out a placement. Raises RuntimeError while draining."""
@@ -89,13 +89,13 @@ class ReservationWriter:
         self._refusals.pop(placement.uid, None)
         self._placements[placement.uid] = placement
         self._settled.clear()
-        self._queue.add(placement.uid)
+        self.queue.add(placement.uid)
 
     def refuse(self, refusal: ReservationRefusal) -> None:
         """Write why a Reservation has no node; it replaces an earlier refusal."""
         if refusal.uid not in self._placements:
             self._refusals[refusal.uid] = refusal
-            self._queue.add(refusal.uid)
+            self.queue.add(refusal.uid)
 
     async def drain(self, seconds: float) -> tuple[ReservationPlacement, ...]:
         """Finish what is in flight within `seconds`; return the placements without an outcome.

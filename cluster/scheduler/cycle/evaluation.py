@@ -14,6 +14,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.scheduler.cycle.timings import (
+    FILTER,
+    PRE_FILTER,
+    SCORE,
+    SUCCESS,
+    UNRESOLVABLE,
+    UNSCHEDULABLE,
+    Tally,
+    Timings,
+)
 from cluster.scheduler.plugins.contract import (
     Admission,
     Allocator,
@@ -22,6 +32,7 @@ from cluster.scheduler.plugins.contract import (
     Mask,
     OfNodeAlone,
     Preference,
+    Refusal,
     RowFilter,
     RowScore,
     Score,
@@ -130,36 +141,73 @@ class Evaluator:
 
     def __init__(self, profile: Profile, tables: Tables) -> None:
         self.profile = profile
+        self.timings = Timings()
         self._tables = tables
         self._kept: OrderedDict[PodShape, _Kept] = OrderedDict()
+        self._admissions = tuple(
+            (each, self.timings.tally(each.name, PRE_FILTER)) for each in profile.admissions
+        )
 
     def evaluate(self, pod: PodShape, promises: Promises | None = None) -> Evaluation:
         """Return every node's verdict. Raises Refusal.
 
         promises: decides further about the nodes that pass; None where nothing is promised.
         """
-        for admission in self.profile.admissions:
-            admission.check(pod, self._tables)
-        return self.evaluate_nodes(pod, promises)
+        timings = self.timings
+        began = timings.begin()
+        try:
+            self._admit(pod)
+            kept = self._kept_of(pod)
+        except Refusal as refusal:
+            status = UNSCHEDULABLE if refusal.resolvable else UNRESOLVABLE
+            timings.step(PRE_FILTER, status, timings.clock() - began)
+            raise
+        now = timings.clock()
+        timings.step(PRE_FILTER, SUCCESS, now - began)
+        return self._evaluate_nodes(kept, promises, now)
 
     def evaluate_nodes(self, pod: PodShape, promises: Promises | None = None) -> Evaluation:
         """Return every node's verdict, without asking the admissions. Raises Refusal."""
-        tables = self._tables
-        pod = tables.reduction.of(pod)
+        began = self.timings.begin()
+        return self._evaluate_nodes(self._kept_of(pod), promises, began)
+
+    def _admit(self, pod: PodShape) -> None:
+        """Ask the plugins without a node dimension. Raises Refusal."""
+        timings, sampled = self.timings, self.timings.sampled
+        began = 0.0
+        for admission, tally in self._admissions:
+            if sampled:
+                began = timings.clock()
+            tally.nodes += 1
+            admission.check(pod, self._tables)
+            if sampled:
+                timings.plugin(admission.name, PRE_FILTER, SUCCESS, timings.clock() - began)
+
+    def _kept_of(self, pod: PodShape) -> _Kept:
+        """Return what is kept for a shape, made if need be. Raises Refusal."""
+        pod = self._tables.reduction.of(pod)
         kept = self._kept.get(pod)
-        if kept is None or kept.membership_of_plugins(pod, self.profile, tables):
-            kept = self._kept[pod] = _Kept(pod, self.profile, tables)
+        if kept is None or kept.membership_of_plugins(pod, self.profile, self._tables):
+            kept = self._kept[pod] = _Kept(pod, self.profile, self._tables, self.timings)
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(pod)
-        kept.follow()
+        return kept
+
+    def _evaluate_nodes(self, kept: _Kept, promises: Promises | None, began: float) -> Evaluation:
+        timings = self.timings
+        rows = kept.follow_filters()
         feasible, masks = kept.feasible(), kept.masks()
         held = promises(feasible) if promises is not None else None
         if held:
             feasible = feasible[~np.isin(feasible, list(held))]
             masks = self._with_held(masks, held)
+        filtered = timings.clock()
+        timings.step(FILTER, SUCCESS, filtered - began)
+        kept.follow_scores(rows)
         totals, parts = kept.totals(feasible)
-        return Evaluation(masks, feasible, totals, tables, parts)
+        timings.step(SCORE, SUCCESS, timings.clock() - filtered)
+        return Evaluation(masks, feasible, totals, self._tables, parts)
 
     def _with_held(
         self, masks: tuple[tuple[Filter, Mask], ...], held: Held
@@ -188,24 +236,29 @@ class _Changed(NamedTuple):
     """What changed since an evaluation.
 
     rows: all rows that changed. of_objects: those whose Node object did. few: the numbers of
-    `rows` if they are evaluated one by one, else none.
+    `rows` if they are evaluated one by one, else none. version: of the node table.
     """
 
     every: slice
     rows: Rows
     of_objects: Rows
     few: tuple[int, ...]
+    version: int
 
 
 class _Kept:
     """Masks and scores of one shape, as of one version of the node table."""
 
-    def __init__(self, pod: PodShape, profile: Profile, tables: Tables) -> None:
+    def __init__(self, pod: PodShape, profile: Profile, tables: Tables, timings: Timings) -> None:
         self._pod = pod
         self._tables = tables
+        self._timings = timings
         self._filters = tuple(f for f in profile.filters if f.applies(pod, tables))
         self._scores = tuple((s, w) for s, w in profile.scores if s.applies(pod, tables))
         self._set_scores = tuple((s, w) for s, w in profile.set_scores if s.applies(pod, tables))
+        self._filter_tallies = _tallies(timings, self._filters, FILTER)
+        self._score_tallies = _tallies(timings, (s for s, _ in self._scores), SCORE)
+        self._set_score_tallies = _tallies(timings, (s for s, _ in self._set_scores), SCORE)
         self._applied = _applied(pod, profile, tables)
         self._version = -1
         self._length = 0
@@ -229,8 +282,8 @@ class _Kept:
         """Return whether other plugins apply than when this was made."""
         return self._applied != _applied(pod, profile, tables)
 
-    def follow(self) -> None:
-        """Evaluate again what changed since the last time."""
+    def follow_filters(self) -> _Changed:
+        """Filter again what changed since the last time. Returns the rows to score again."""
         nodes = self._tables.nodes
         length = len(nodes)
         if length != self._length:
@@ -239,34 +292,49 @@ class _Kept:
             self._filter_versions = [-1] * len(self._filters)
             self._score_versions = [-1] * len(self._scores)
         every = slice(0, length)
-        changed = _Changed(every, every, every, ())
+        changed = _Changed(every, every, every, (), nodes.version)
         if self._version >= 0:
             rows = _few(nodes.changed_since(self._version), every)
             of_objects = _few(nodes.objects_changed_since(self._version), every)
             few: tuple[int, ...] = ()
             if not isinstance(rows, slice) and len(rows) <= _ONE_BY_ONE:
                 few = tuple(rows.tolist())
-            changed = _Changed(every, rows, of_objects, few)
+            changed = _Changed(every, rows, of_objects, few, nodes.version)
         self._follow_filters(changed)
+        return changed
+
+    def follow_scores(self, changed: _Changed) -> None:
+        """Score again what changed. changed: as `follow_filters` returned it."""
         self._follow_scores(changed)
-        self._version = nodes.version
+        self._version = changed.version
 
     def _follow_filters(self, changed: _Changed) -> None:
         pod, tables = self._pod, self._tables
+        timings, sampled = self._timings, self._timings.sampled
+        began = 0.0
         rows_of_all = changed.rows
         for number, plugin in enumerate(self._filters):
+            if sampled:
+                began = timings.clock()
             version = plugin.cluster_version(pod, tables)
             rows = changed.of_objects if isinstance(plugin, OfNodeAlone) else changed.rows
             by_row = self._row_filters[number] if changed.few else None
             if version != self._filter_versions[number] or isinstance(rows, slice):
                 self._masks[number] = plugin.filter(pod, tables, changed.every)
                 self._filter_versions[number] = version
+                self._filter_tallies[number].nodes += self._length
                 rows_of_all = changed.every
             elif by_row is not None:
                 for row in changed.few:
                     self._masks[number][row] = by_row.filter_row(pod, tables, row)
+                self._filter_tallies[number].nodes += len(changed.few)
             elif len(rows):
                 self._masks[number][rows] = plugin.filter(pod, tables, rows)
+                self._filter_tallies[number].nodes += len(rows)
+            else:
+                continue
+            if sampled:
+                timings.plugin(plugin.name, FILTER, SUCCESS, timings.clock() - began)
         if isinstance(rows_of_all, slice) or len(rows_of_all) != len(changed.few):
             self._passes = tables.nodes.alive[changed.every].copy()
             for mask in self._masks:
@@ -286,20 +354,31 @@ class _Kept:
 
     def _follow_scores(self, changed: _Changed) -> None:
         pod, tables = self._pod, self._tables
+        timings, sampled = self._timings, self._timings.sampled
+        began = 0.0
         rows_of_all = changed.rows
         for number, (score, _) in enumerate(self._scores):
+            if sampled:
+                began = timings.clock()
             version = score.cluster_version(pod, tables)
             rows = changed.of_objects if isinstance(score, OfNodeAlone) else changed.rows
             by_row = self._row_scores[number] if changed.few else None
             if version != self._score_versions[number] or isinstance(rows, slice):
                 self._raw[number] = score.score(pod, tables, changed.every)
                 self._score_versions[number] = version
+                self._score_tallies[number].nodes += self._length
                 rows_of_all = changed.every
             elif by_row is not None:
                 for row in changed.few:
                     self._raw[number][row] = by_row.score_row(pod, tables, row)
+                self._score_tallies[number].nodes += len(changed.few)
             elif len(rows):
                 self._raw[number][rows] = score.score(pod, tables, rows)
+                self._score_tallies[number].nodes += len(rows)
+            else:
+                continue
+            if sampled:
+                timings.plugin(score.name, SCORE, SUCCESS, timings.clock() - began)
         self._add_up(rows_of_all, changed.few)
 
     def feasible(self) -> NDArray[np.intp]:
@@ -319,8 +398,15 @@ class _Kept:
                 scores = score.normalize(raw[feasible])
                 totals += weight * scores
                 parts.append(Part(score.name, weight, self._by_row(feasible, scores)))
-        for set_score, weight in self._set_scores:
+        timings, sampled = self._timings, self._timings.sampled
+        began = 0.0
+        for number, (set_score, weight) in enumerate(self._set_scores):
+            if sampled:
+                began = timings.clock()
             scores = set_score.score_set(self._pod, self._tables, feasible)
+            self._set_score_tallies[number].nodes += len(feasible)
+            if sampled:
+                timings.plugin(set_score.name, SCORE, SUCCESS, timings.clock() - began)
             totals += weight * scores
             parts.append(Part(set_score.name, weight, self._by_row(feasible, scores)))
         return totals, tuple(parts)
@@ -350,6 +436,12 @@ class _Kept:
 def _few(rows: NDArray[np.intp], every: slice) -> Rows:
     """Return `rows`, or `every` row where these are many."""
     return rows if len(rows) * _FEW <= every.stop else every
+
+
+def _tallies(
+    timings: Timings, plugins: Iterable[Filter | Score | SetScore], step: str
+) -> tuple[Tally, ...]:
+    return tuple(timings.tally(plugin.name, step) for plugin in plugins)
 
 
 def _applied(pod: PodShape, profile: Profile, tables: Tables) -> tuple[bool, ...]:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
+from functools import cache
 from typing import Any, Final
 
 from cluster.scheduler.tables.pending import PendingPod, Shape
@@ -108,6 +109,15 @@ class ClusterEvent:
 
 Interest = Mapping[str, tuple[Hint | None, ...]]
 """Plugin -> the hints to ask; None as a hint means that the change may always help."""
+
+
+@cache
+def event_name(kind: str, action: Action) -> str:
+    """Return kube-scheduler's name of a change, such as NodeAdd; of several actions the first's."""
+    first = next(iter(action))
+    name = "" if first is Action.UPDATE_OTHER else f"{first.name}"
+    words = "".join(word.capitalize() for word in name.split("_")) or "Update"
+    return f"{'AssignedPod' if kind == POD else kind}{words}"
 
 
 class EventTable:

@@ -14,11 +14,17 @@ compares with the times at which pods were created.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
-from cluster.scheduler.cycle.events import ClusterEvent, EventTable, Interest, may_help
+from cluster.scheduler.cycle.events import (
+    ClusterEvent,
+    EventTable,
+    Interest,
+    event_name,
+    may_help,
+)
 from cluster.scheduler.cycle.in_flight import InFlight
 from cluster.scheduler.cycle.ordered import Ordered
 from cluster.scheduler.cycle.waiting import (
@@ -49,6 +55,18 @@ _STATE_SHAPES: Final = 2000
 _SET_BACK_S: Final = 1.0
 """A clock that goes back by more was set back. Chosen: the shortest back-off; by less, what waits
 for a time waits that much longer."""
+
+_POD_ADDED: Final = "UnschedulablePodAdd"
+_POD_EDITED: Final = "UnschedulablePodUpdate"
+_GATE_OPENED: Final = "UnschedulablePodUpdatePodSchedulingGatesEliminated"
+_ATTEMPT_FAILED: Final = "ScheduleAttemptFailure"
+_BACKOFF_OVER: Final = "BackoffComplete"
+_TRIED_EARLY: Final = "PopFromBackoffQ"
+_WAITED_LONG: Final = "UnschedulableTimeout"
+_ACTIVATED: Final = "ForceActivate"
+_STATE_CHANGED: Final = "StateChange"
+"""Why a pod comes to a place, in kube-scheduler's words but for the last, which stands for all
+changes since a plugin's state was last looked at. Changes of the cluster: `event_name`."""
 
 
 class SchedulingQueue(Generic[S]):
@@ -89,6 +107,9 @@ class SchedulingQueue(Generic[S]):
         self._latest = -math.inf
         """The latest `now` since the clock was last set back."""
         self._attempts = 0
+        self.incoming: Counter[tuple[str, str]] = Counter()
+        """How many pods came to a place, by why and by the place's name in kube-scheduler, where
+        gated pods are among the unschedulable ones."""
 
     # --- what is in the queue --------------------------------------------------------------------
 
@@ -110,6 +131,12 @@ class SchedulingQueue(Generic[S]):
                 first = next(iter(held.pods.values()), None)
                 if first is not None:
                     yield plugin, first.pod.shape, len(held.pods)
+
+    def gated_by(self) -> Iterator[tuple[str, S]]:
+        """Yield which plugin keeps each gated pod out, and the pod's shape."""
+        for entry in self._entries.values() if self._counts[Place.GATED] else ():
+            if entry.gate is not None:
+                yield entry.gate.plugin, entry.pod.shape
 
     def place(self, uid: str) -> Place | None:
         """Return where a pod is; None when it is not known."""
@@ -150,6 +177,11 @@ class SchedulingQueue(Generic[S]):
             for gang in gangs
         )
 
+    def tries(self, uid: str) -> tuple[int, float]:
+        """Return how often a pod was tried, and when it first passed its gates; 0 if unknown."""
+        entry = self._entries.get(uid)
+        return (0, 0.0) if entry is None else (entry.attempts, entry.entered or 0.0)
+
     def held_with(self, uid: str) -> Iterator[PendingPod[S]]:
         """Yield the pods that wait together with a refused pod, itself included."""
         entry = self._entries.get(uid)
@@ -183,18 +215,18 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = Entry(pod, now)
-            self._admit(entry, now)
+            self._admit(entry, now, _POD_ADDED)
             return
         before, entry.pod = entry.pod, pod
         if entry.place is Place.IN_FLIGHT:
             entry.edited = entry.edited or not _alike(before, pod)
         elif entry.gate is not None:
-            self._admit(entry, now)
+            self._admit(entry, now, _GATE_OPENED)
         elif not _alike(before, pod):
             entry.pod = before
             self._withdraw(entry)
             entry.pod = pod
-            self._admit(entry, now)
+            self._admit(entry, now, _POD_EDITED)
 
     def remove(self, uid: str) -> None:
         """Forget a pod that was deleted, or that has a node; unknown pods are ignored."""
@@ -221,7 +253,7 @@ class SchedulingQueue(Generic[S]):
                 early = self._refused.first()
                 if early is None:
                     return None
-                self._activate_held(early[1])
+                self._activate_held(early[1], _TRIED_EARLY)
                 continue
             item = found[1]
             entry = item if isinstance(item, Entry) else next(iter(item.pods.values()))
@@ -298,9 +330,9 @@ class SchedulingQueue(Generic[S]):
             held.refusals = refusals
             held.refused_at = now
             held.order = entry.order
-            self._put_held(held, Place.UNSCHEDULABLE)
+            self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
         if edited or self._helped(groups, landed.events):
-            self._wake(groups, now)
+            self._wake(groups, now, _ATTEMPT_FAILED)
 
     def return_waiting(self, uids: Iterable[str], gangs: Iterable[str], now: float) -> None:
         """Take back members of `gangs` that gave a node back although each could be placed.
@@ -332,9 +364,9 @@ class SchedulingQueue(Generic[S]):
             held.probes = tuple(probes.values())
             held.order = order
             held.refused_at = now
-            self._put_held(held, Place.UNSCHEDULABLE)
+            self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
         if again:
-            self._wake(groups, now)
+            self._wake(groups, now, _ATTEMPT_FAILED)
 
     def fail(self, uid: str, now: float) -> None:
         """Take back a pod whose attempt ended with an error; it is tried again after a time."""
@@ -345,7 +377,8 @@ class SchedulingQueue(Generic[S]):
         entry.edited = False
         entry.errors += 1
         entry.since = now
-        self._put_single(entry, Place.BACKOFF, until=now + self._backoff.after(entry.errors))
+        until = now + self._backoff.after(entry.errors)
+        self._put_single(entry, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
 
     def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
         """Have a refused pod, and the refused members of `gangs`, back off as after an error.
@@ -363,7 +396,7 @@ class SchedulingQueue(Generic[S]):
             self._withdraw(each)
         until = now + self._backoff.after(max((e.refusals for e in entries.values()), default=0))
         for each in entries.values():
-            self._put_single(each, Place.BACKOFF, until=until)
+            self._put_single(each, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
 
     # --- what makes pods active again ------------------------------------------------------------
 
@@ -385,7 +418,7 @@ class SchedulingQueue(Generic[S]):
             for held in self._waiting_for.get(plugin, ()):
                 if held not in groups and self._may_help(held, event, interest):
                     groups[held] = None
-        return self._wake(groups, now)
+        return self._wake(groups, now, event_name(event.kind, event.action))
 
     def activate(self, uids: Iterable[str], now: float) -> int:
         """Make pods active at once, without waiting for a back-off. Returns how many became so.
@@ -398,12 +431,12 @@ class SchedulingQueue(Generic[S]):
             if entry is None or entry.place is Place.IN_FLIGHT:
                 continue
             if entry.gate is not None:
-                self._admit(entry, now)
+                self._admit(entry, now, _ACTIVATED)
             elif entry.held is not None:
-                self._activate_held(entry.held)
+                self._activate_held(entry.held, _ACTIVATED)
             elif entry.place is Place.BACKOFF:
                 self._withdraw(entry)
-                self._put_single(entry, Place.ACTIVE)
+                self._put_single(entry, Place.ACTIVE, _ACTIVATED)
         return self._counts[Place.ACTIVE] - before
 
     def advance(self, now: float) -> None:
@@ -417,10 +450,10 @@ class SchedulingQueue(Generic[S]):
         if self._changed and now >= self._ask_at:
             self._ask_by_state(now)
         while (ready := self._refused.first()) is not None and ready[0][0] <= now:
-            self._activate_held(ready[1])
+            self._activate_held(ready[1], _BACKOFF_OVER)
         while (failed := self._failed.first()) is not None and failed[0][0] <= now:
             self._withdraw(failed[1])
-            self._put_single(failed[1], Place.ACTIVE)
+            self._put_single(failed[1], Place.ACTIVE, _BACKOFF_OVER)
         if self._next_flush is not None and self._next_flush <= now:
             self._flush(now)
 
@@ -432,10 +465,10 @@ class SchedulingQueue(Generic[S]):
         for held in self._held.values():
             held.refused_at = min(held.refused_at, now)
         while (refused := self._refused.first()) is not None:
-            self._activate_held(refused[1])
+            self._activate_held(refused[1], _BACKOFF_OVER)
         while (failed := self._failed.first()) is not None:
             self._withdraw(failed[1])
-            self._put_single(failed[1], Place.ACTIVE)
+            self._put_single(failed[1], Place.ACTIVE, _BACKOFF_OVER)
 
     def _ask_by_state(self, now: float) -> None:
         """Move the pods that may be helped by all changes since the last question."""
@@ -449,12 +482,13 @@ class SchedulingQueue(Generic[S]):
             for held in self._waiting_for.get(plugin, ())
             if any(may_help(pod, plugins, None, interest) for pod, plugins in held.probes)
         }
-        self._wake(groups, now)
+        self._wake(groups, now, _STATE_CHANGED)
 
     def _flush(self, now: float) -> None:
         limit = now - self._longest_unschedulable_s
         unschedulable = [h for h in self._held.values() if h.place is Place.UNSCHEDULABLE]
-        self._wake([held for held in unschedulable if held.refused_at <= limit], now)
+        waited = [held for held in unschedulable if held.refused_at <= limit]
+        self._wake(waited, now, _WAITED_LONG)
         left = any(held.place is Place.UNSCHEDULABLE for held in unschedulable)
         self._next_flush = now + FLUSH_INTERVAL_S if left else None
 
@@ -475,12 +509,14 @@ class SchedulingQueue(Generic[S]):
                 return True
         return False
 
-    def _admit(self, entry: Entry[S], now: float) -> None:
+    def _admit(self, entry: Entry[S], now: float, why: str) -> None:
         """Put a pod that is gated, or in no place, where it belongs."""
         was_gated = entry.gate is not None
         if was_gated:
             self._counts[Place.GATED] -= 1
         if self._closed(entry):
+            if not was_gated:
+                self.incoming[why, Place.UNSCHEDULABLE.value] += 1
             return
         entry.gate = None
         self._gated_news.pop(entry.pod.uid, None)
@@ -497,9 +533,12 @@ class SchedulingQueue(Generic[S]):
                 entry.since = next(iter(singles.values())).since
             elif gang in self._held_of_gang:
                 # Alone it would wait on a node for members that are not tried.
-                self._wake((self._hold(entry),), now)
+                held = self._hold(entry)
+                self._wake((held,), now, why)
+                self.incoming[why, held.place.value] += held.joined
+                held.joined = 0
                 return
-        self._put_single(entry, Place.ACTIVE)
+        self._put_single(entry, Place.ACTIVE, why)
 
     # --- moves -----------------------------------------------------------------------------------
 
@@ -512,16 +551,16 @@ class SchedulingQueue(Generic[S]):
         if entry.edited:
             # The pod as it is now was never tried.
             entry.edited = False
-            self._admit(entry, now)
+            self._admit(entry, now, _POD_EDITED)
             return
         entry.refusals += 1
         held = self._hold(entry, alone=alone)
         held.probes = ((entry.pod, frozenset(plugins)),)
         held.refused_at = now
         held.order = entry.order
-        self._put_held(held, Place.UNSCHEDULABLE)
+        self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
         if self._helped((held,), landed.events):
-            self._wake((held,), now)
+            self._wake((held,), now, _ATTEMPT_FAILED)
 
     def _hold(self, entry: Entry[S], *, alone: str = "") -> Held[S]:
         """Add a pod that is in no place to those that it waits with; these keep their place."""
@@ -536,15 +575,17 @@ class SchedulingQueue(Generic[S]):
         entry.place = Place.UNSCHEDULABLE
         entry.held = held
         held.pods[pod.uid] = entry
+        held.joined += 1
         held.refusals = max(held.refusals, entry.refusals)
         self._counts[held.place] += 1
         return held
 
-    def _put_single(self, entry: Entry[S], place: Place, *, until: float = 0.0) -> None:
+    def _put_single(self, entry: Entry[S], place: Place, why: str, *, until: float = 0.0) -> None:
         """Make a pod that is in no place active, or have it back off after an error."""
         pod = entry.pod
         entry.place = place
         self._counts[place] += 1
+        self.incoming[why, place.value] += 1
         if place is Place.ACTIVE:
             self._active.push((-pod.priority, entry.since, pod.gang), entry)
         else:
@@ -552,10 +593,12 @@ class SchedulingQueue(Generic[S]):
         if pod.gang:
             self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
 
-    def _put_held(self, held: Held[S], place: Place) -> None:
+    def _put_held(self, held: Held[S], place: Place, why: str) -> None:
         """Move refused pods from where they are to `place`."""
         self._counts[held.place] -= len(held.pods)
         self._counts[place] += len(held.pods)
+        self.incoming[why, place.value] += held.joined if held.place is place else len(held.pods)
+        held.joined = 0
         self._unlink(held)
         held.place = place
         gang, _, priority, _ = held.key
@@ -611,11 +654,11 @@ class SchedulingQueue(Generic[S]):
                 if not others:
                     del self._held_of_gang[gang]
 
-    def _activate_held(self, held: Held[S]) -> None:
+    def _activate_held(self, held: Held[S], why: str) -> None:
         if held.place is not Place.ACTIVE:
-            self._put_held(held, Place.ACTIVE)
+            self._put_held(held, Place.ACTIVE, why)
 
-    def _wake(self, groups: Iterable[Held[S]], now: float) -> int:
+    def _wake(self, groups: Iterable[Held[S]], now: float, why: str) -> int:
         """Move unschedulable pods to where they back off or are active; gangs as a whole."""
         moved = 0
         for first in groups:
@@ -632,7 +675,7 @@ class SchedulingQueue(Generic[S]):
             for held in asleep:
                 held.refused_at, held.refusals = refused_at, refusals
                 ready = self._backoff_end(held) <= now
-                self._put_held(held, Place.ACTIVE if ready else Place.BACKOFF)
+                self._put_held(held, Place.ACTIVE if ready else Place.BACKOFF, why)
                 moved += len(held.pods)
         return moved
 

@@ -20,6 +20,13 @@ from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
 from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
+from cluster.scheduler.cycle.timings import (
+    POST_FILTER,
+    RESERVE,
+    SUCCESS,
+    UNSCHEDULABLE,
+    Timings,
+)
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
@@ -135,6 +142,10 @@ class Scheduling:
         """Return the profile of a scheduler name."""
         return self._evaluators[name].profile
 
+    def timings(self, name: str) -> Timings:
+        """Return the durations of the decisions of a scheduler name."""
+        return self._evaluators[name].timings
+
     def evaluate(self, shape: PodShape) -> Evaluation:
         """Return every node's verdict on a pod. Raises Refusal."""
         return self._evaluators[shape.scheduler_name].evaluate(shape)
@@ -172,6 +183,7 @@ class Scheduling:
         nominated = self.tables.nodes.row(self.nominator.node_of(uid))
         rejected: dict[int, tuple[str, Reason]] = {}
         refusing: dict[int, tuple[str, Reason]] = {}
+        timings = evaluator.timings
         # The nominated node mostly takes the pod: what is promised elsewhere is looked at only if
         # it does not.
         for only in (None,) if nominated is None or node else (nominated, None):
@@ -185,8 +197,11 @@ class Scheduling:
             choice = evaluation
             if node or only is not None:
                 choice = evaluation.only(self.tables.nodes.row(node) if node else only)
+            evaluated = timings.clock()
             found = self._choose(evaluator.profile, shape, choice, nominated, refusing)
             if found is None:
+                if refusing:
+                    timings.step(RESERVE, UNSCHEDULABLE, timings.clock() - evaluated)
                 continue
             row, allocation = found
             booking = Booking(
@@ -199,6 +214,7 @@ class Scheduling:
             )
             self.tables.place(booking)
             recorded = self._record(evaluator.profile, shape, booking)
+            timings.step(RESERVE, SUCCESS, timings.clock() - evaluated)
             return Placed(booking, recorded, evaluation)
         refusing |= rejected
         diagnosis = diagnose(shape, self.tables, evaluation.masks, refused_rows=refusing)
@@ -299,6 +315,20 @@ class Scheduling:
         being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
         agreed: what extenders left of `propose`; None where they were not asked.
         """
+        timings = self._evaluators[pod.shape.scheduler_name].timings
+        began = timings.clock()
+        found = self._post_filter(pod, diagnosis, being_evicted, agreed)
+        status = SUCCESS if isinstance(found, Candidate) else UNSCHEDULABLE
+        timings.step(POST_FILTER, status, timings.clock() - began)
+        return found
+
+    def _post_filter(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        being_evicted: Callable[[Booking], bool],
+        agreed: Proposals | None,
+    ) -> Candidate | NotFound:
         pod = self._with_its_reservations(pod)
         remarks = []
         waits = False

@@ -112,13 +112,17 @@ HeldKey = tuple[str, Shape, int, str]
 class Held(OrderedItem, Generic[S]):
     """Refused pods that wait, and are tried, together: of one shape, priority and gang."""
 
-    __slots__ = ("key", "linked", "order", "place", "pods", "probes", "refusals", "refused_at")
+    __slots__ = (
+        "joined", "key", "linked", "order", "place", "pods", "probes", "refusals", "refused_at",
+    )  # fmt: skip
 
     def __init__(self, key: HeldKey) -> None:
         super().__init__()
         self.key = key
         self.pods: OrderedDict[str, Entry[S]] = OrderedDict()
         self.place = Place.UNSCHEDULABLE
+        self.joined = 0
+        """Of the pods, those that are not counted as come to `place` yet."""
         self.probes: tuple[tuple[PendingPod[S], frozenset[str]], ...] = ()
         """The pods whose refusals hold these up, with the plugins that refused. One, except where
         several members of a gang were refused."""

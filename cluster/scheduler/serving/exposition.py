@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from apis.keys import CPU, MEMORY
 from apis.scheduling import Reservation
-from cluster.exposition import label_text, number_text
+from cluster.exposition import head_lines, label_text, number_text
 from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.client_metrics import request_lines, work_queue_lines
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
 from kube.faults import Faults
 
@@ -29,26 +30,29 @@ def show_state(process: SchedulerProcess) -> None:
     registry.also(lambda: _phases(process.reservations.items.values()))
     registry.also(lambda: _amounts(process.reservations.items.values()))
     registry.also(lambda: _faults(process))
+    registry.also(lambda: request_lines((process.client.counts,)))
+    registry.also(lambda: work_queue_lines(process.work_queues()))
     # CPU, memory and descriptors.
     own = CollectorRegistry()
     ProcessCollector(registry=own)
     registry.also(lambda: iter((generate_latest(own).decode(),)))
 
 
-def _head(name: str, text: str, kind: str = "gauge") -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-
-
 def _gauges(process: SchedulerProcess) -> Iterator[str]:
     name = "leader_election_master_status"
-    yield _head(name, "1 on the replica that schedules.")
+    yield head_lines(name, "1 on the replica that schedules.")
     lease = label_text(("name",), (process.configuration.leader_election.resource_name,))
     yield f"{name}{{{lease}}} {int(process.leading)}\n"
+    name = "scheduler_goroutines"
+    yield head_lines(name, "Work under way in the background: bindings.")
+    yield f'{name}{{operation="binding"}} {process.binder.in_flight}\n'
     name = "scheduler_waiting_gang_group_number"
-    yield _head(name, "Groups of gangs with pods that wait on a node for the others.")
+    yield head_lines(name, "Groups of gangs with pods that wait on a node for the others.")
     yield f"{name} {process.permit.waiting_groups()}\n"
     name = "scheduler_cache_size"
-    yield _head(name, "Nodes, pods on nodes, and of these the ones that are not seen bound yet.")
+    yield head_lines(
+        name, "Nodes, pods on nodes, and of these the ones that are not seen bound yet."
+    )
     for kind, count in (
         ("nodes", process.tables.nodes.count),
         ("pods", len(process.tables.bookings)),
@@ -59,17 +63,19 @@ def _gauges(process: SchedulerProcess) -> Iterator[str]:
 
 def _unschedulable(process: SchedulerProcess) -> Iterator[str]:
     name = "scheduler_unschedulable_pods"
-    yield _head(name, "Unschedulable pods by the plugins that refused them.")
+    yield head_lines(name, "Unschedulable pods by the plugins that refused them.")
     counts: Counter[tuple[str, str]] = Counter()
     for plugin, shape, count in process.queue.refusing():
         counts[plugin, shape.scheduler_name] += count
+    for plugin, shape in process.queue.gated_by():
+        counts[plugin, shape.scheduler_name] += 1
     for key, count in sorted(counts.items()):
         yield f"{name}{{{label_text(('plugin', 'profile'), key)}}} {count}\n"
 
 
 def _phases(reservations: Iterable[Reservation]) -> Iterator[str]:
     name = "scheduler_reservation_status_phase"
-    yield _head(name, "1 for the phase of a reservation.")
+    yield head_lines(name, "1 for the phase of a reservation.")
     for each in tuple(reservations):
         for phase in _PHASES:
             labels = label_text(("name", "phase"), (each.metadata.name, phase))
@@ -78,7 +84,7 @@ def _phases(reservations: Iterable[Reservation]) -> Iterator[str]:
 
 def _amounts(reservations: Iterable[Reservation]) -> Iterator[str]:
     name = "scheduler_reservation_resource"
-    yield _head(name, "What a reservation reserves, what its pods use of it, and the ratio.")
+    yield head_lines(name, "What a reservation reserves, what its pods use of it, and the ratio.")
     for each in tuple(reservations):
         allocatable = amounts_of(each.status.allocatable)
         allocated = amounts_of(each.status.allocated)
@@ -107,7 +113,9 @@ def _amount(name: str, kind: str, of: Reservation, resource: str, unit: str, amo
 
 def _faults(process: SchedulerProcess) -> Iterator[str]:
     name = "koord_scheduler_faults"
-    yield _head(name, "Caught exceptions in the scheduler's own code; the log has them.", "counter")
+    yield head_lines(
+        name, "Caught exceptions in the scheduler's own code; the log has them.", "counter"
+    )
     parts: list[Faults] = [
         process.attempts.faults,
         process.binder.faults,

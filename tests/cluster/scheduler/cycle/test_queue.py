@@ -16,6 +16,7 @@ from cluster.scheduler.cycle.events import (
     EventTable,
     Hint,
     Registration,
+    event_name,
 )
 from cluster.scheduler.cycle.in_flight import InFlight
 from cluster.scheduler.cycle.queue import STATE_INTERVAL_S, SchedulingQueue
@@ -659,3 +660,44 @@ def test_events_are_dropped_when_the_last_pod_lands() -> None:
     assert list(flights) == ["b"]
     flights.drop("b")
     assert flights.events_kept == 0
+
+
+def test_pods_that_come_to_a_place_are_counted_by_why() -> None:
+    q = queue()
+    for name in ("a", "b", "c"):
+        q.add(pending(name), now=0.0)
+    q.add(pending("gated", gates=("g",)), now=0.0)
+    for name in popped(q):
+        q.refuse(name, {"Fit"}, now=0.0)
+    # They wait together, and each came there once.
+    assert q.incoming == {
+        ("UnschedulablePodAdd", "active"): 3,
+        ("UnschedulablePodAdd", "unschedulable"): 1,
+        ("ScheduleAttemptFailure", "unschedulable"): 3,
+    }
+    q.incoming.clear()
+    q.cluster_event(FREED, now=0.5)
+    q.advance(now=5.0)
+    q.fail(pop(q, now=5.0), now=5.0)
+    q.add(pending("gated"), now=5.0)
+    assert q.incoming == {
+        ("AssignedPodDelete", "backoff"): 3,
+        ("BackoffComplete", "active"): 3,
+        ("ScheduleAttemptFailure", "backoff"): 1,
+        ("UnschedulablePodUpdatePodSchedulingGatesEliminated", "active"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "action", "name"),
+    [
+        (POD, Action.DELETE, "AssignedPodDelete"),
+        (NODE, Action.ADD, "NodeAdd"),
+        (NODE, Action.UPDATE_NODE_TAINT, "NodeUpdateNodeTaint"),
+        (NODE, Action.UPDATE_NODE_ALLOCATABLE, "NodeUpdateNodeAllocatable"),
+        (NODE, Action.UPDATE_NODE_LABEL | Action.UPDATE_OTHER, "NodeUpdateNodeLabel"),
+        ("ElasticQuota", Action.UPDATE_OTHER, "ElasticQuotaUpdate"),
+    ],
+)
+def test_changes_have_the_names_of_kube_scheduler(kind: str, action: Action, name: str) -> None:
+    assert event_name(kind, action) == name

@@ -91,11 +91,12 @@ def test_a_replica_without_a_right_stands_for_no_lease_until_it_is_granted(
         nonlocal granted
         server = _Server(forbidden)
         async with _running(server) as (process, _):
-            page = Endpoints(process, parse(["--secure-port=0"]))._pages()["GET", "/readyz"]
+            health = Endpoints(process, parse(["--secure-port=0"])).health
             await eventually(lambda: bool(process.missing_rights))
             (missing,) = process.missing_rights
             assert f'User "x" cannot {verb} resource "services"' in missing
-            shown = await page(Request("GET", "/readyz", {}, b""))
+            shown = health.page(Request("GET", "/readyz", {}, b""))
+            assert shown is not None
             assert shown.status == 503 and missing in shown.body.decode()
             assert missing in caplog.text
             # Some more looks.
@@ -104,7 +105,8 @@ def test_a_replica_without_a_right_stands_for_no_lease_until_it_is_granted(
             granted = True
             await eventually(lambda: process.ready, seconds=30)
             assert process.missing_rights == ()
-            assert (await page(Request("GET", "/readyz", {}, b""))).status == 200
+            shown = health.page(Request("GET", "/readyz", {}, b""))
+            assert shown is not None and shown.status == 200
             assert server.lease is not None
 
     _play(scenario)

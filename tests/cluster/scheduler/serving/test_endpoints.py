@@ -26,6 +26,7 @@ from kube.connection import Connection
 from kube.kept_client import KeptClient
 from service import open_files
 from service.http_server import MAX_CONNECTIONS, Peer, Request, Response
+from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.serving.client_certificates import client_certificate
 from tests.ports import free_ports
 
@@ -87,6 +88,13 @@ def test_both_ports_show_health_and_the_plain_one_everything_to_this_machine() -
         status, body = await _ask(plain, "/metrics")
         assert status == 200
         assert b'scheduler_pending_pods{queue="active"} 0' in body
+        assert await _ask(plain, "/readyz/shutdown") == (200, b"ok")
+        status, body = await _ask(plain, "/readyz?verbose")
+        assert b"[+]sched-handler-sync ok" in body
+        status, body = await _ask(plain, "/metrics/slis")
+        assert b'kubernetes_healthcheck{name="ping",type="livez"} 1' in body
+        # Only the leader knows pods.
+        assert await _ask(plain, "/metrics/resources") == (200, b"")
         status, body = await _ask(plain, "/configz")
         assert status == 200
         (profile,) = json.loads(body)["componentconfig"]["profiles"]
@@ -127,10 +135,33 @@ def test_other_machines_see_the_state_only_if_the_address_is_given(
 
         assert (await ask("/configz")).status == status
         assert (await ask("/apis/v1/nodes/n")).status == (503 if status == 200 else status)
-        assert (await ask("/readyz")).status == 200
+        assert (await ask("/metrics/resources")).status == status
+        for path in ("/readyz", "/readyz/shutdown", "/metrics", "/metrics/slis"):
+            assert (await ask(path)).status == 200, path
         assert (await ask("/metrics")).status == 200
 
     _play(scenario, *flags)
+
+
+def test_the_leader_shows_what_pods_request_and_is_not_ready_before_it_read_them() -> None:
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        process = endpoints._process
+        process.pods._items["default/a"] = make_pod("a", requests={"cpu": "1"})
+        process.leading = True
+        status, body = await _ask(plain, "/metrics/resources")
+        assert status == 200
+        assert b'kube_pod_resource_request{namespace="default",pod="a",' in body
+        status, body = await _ask(plain, "/readyz")
+        assert status == 503
+        assert b"sched-handler-sync failed: reading the cluster" in body
+        process.ready = True
+        assert (await _ask(plain, "/readyz"))[0] == 200
+        process.ready, process.stopping = False, True
+        status, body = await _ask(plain, "/readyz")
+        assert status == 503
+        assert b"shutdown failed" in body
+
+    _play(scenario)
 
 
 def test_the_log_level_can_be_set() -> None:

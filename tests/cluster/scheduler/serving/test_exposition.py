@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,49 +10,41 @@ import pytest
 
 from apis.decode import decode_object
 from apis.scheduling import Reservation
-from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.manifests import config_map
+from cluster.scheduler.binding.placement import Bound
+from cluster.scheduler.cycle.timings import (
+    BIND,
+    FILTER,
+    PERMIT,
+    POST_FILTER,
+    PRE_FILTER,
+    RESERVE,
+    SCORE,
+    SUCCESS,
+    UNSCHEDULABLE,
+)
 from cluster.scheduler.process import SchedulerProcess
-from cluster.scheduler.serving.exposition import show_state
 from kube.cache import Change, Event
-from kube.connection import Connection
 from kube.faults import Faults
-from kube.kept_client import KeptClient
-from tests.cluster.scheduler.making import make_node, make_pod
-
-_LINE = re.compile(r"[a-z_:]+(\{([a-zA-Z_]+=\"[^\"\n]*\",?)*\})? (\d[0-9.e+-]*|\+Inf|NaN)")
+from tests.cluster.scheduler.making import make_pod
+from tests.cluster.scheduler.serving.exercised import LINE, decide, new_process
 
 
 @pytest.fixture
 def process() -> SchedulerProcess:
-    nowhere = KeptClient(Connection("http://127.0.0.1:1", None, lambda: None))
-    text = config_map()["data"]["koord-scheduler-config"]
-    configuration = read_configuration(text, obj="shipped")
-    made = SchedulerProcess(nowhere, configuration, seed=1, network_status=True)
-    show_state(made)
-    return made
+    return new_process()
 
 
 def _lines(process: SchedulerProcess) -> list[str]:
     lines = "".join(process.metrics.registry.slices()).splitlines()
     for line in lines:
-        assert line.startswith("# ") or _LINE.fullmatch(line), line
+        assert line.startswith("# ") or LINE.fullmatch(line), line
     return lines
 
 
-def test_nodes_pods_and_refusals_are_counted(
-    process: SchedulerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        process.tables.upsert_node(make_node(f"n{number}"))
-    for name, cpu in (("small", "1"), ("large", "64"), ("larger", "64")):
-        pod = make_pod(name, requests={"cpu": cpu}, schedulerName="koord-scheduler")
-        process.source.pod_event(Event(Change.ADDED, None, pod))
-    now = process._clock()
-    monkeypatch.setattr(process.binder, "submit", lambda _: None)
-    while process.attempts.next(now):
-        pass
+def test_nodes_pods_and_refusals_are_counted(process: SchedulerProcess) -> None:
+    (placement,) = decide(process, (("small", "1"), ("large", "64"), ("larger", "64")))
     lines = _lines(process)
+    incoming = "scheduler_queue_incoming_pods_total"
     for line in (
         'leader_election_master_status{name="koord-scheduler"} 0',
         'scheduler_cache_size{type="nodes"} 3',
@@ -65,12 +56,87 @@ def test_nodes_pods_and_refusals_are_counted(
         'scheduler_pod_scheduling_feasible_nodes_bucket{le="2"} 2',
         'scheduler_pod_scheduling_feasible_nodes_bucket{le="4"} 3',
         "scheduler_pod_scheduling_evaluated_nodes_sum 9",
+        "scheduler_preemption_attempts_total 2",
+        f'{incoming}{{event="UnschedulablePodAdd",queue="active"}} 3',
+        f'{incoming}{{event="ScheduleAttemptFailure",queue="unschedulable"}} 2',
         'koord_scheduler_faults{part="scheduler"} 0',
     ):
         assert line in lines, line
     attempt = "scheduler_scheduling_attempt_duration_seconds_count"
-    assert f'{attempt}{{result="scheduled",profile="koord-scheduler"}} 1' in lines
+    assert f'{attempt}{{result="unschedulable",profile="koord-scheduler"}} 2' in lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+    assert not any(line.startswith(f'{attempt}{{result="scheduled"') for line in lines)
+    process.attempts.bound(placement, Bound())
+    lines = _lines(process)
+    for line in (
+        f'{attempt}{{result="scheduled",profile="koord-scheduler"}} 1',
+        'scheduler_schedule_attempts_total{result="scheduled",profile="koord-scheduler"} 1',
+        'scheduler_pod_scheduling_attempts_bucket{le="1"} 1',
+        'scheduler_pod_scheduling_sli_duration_seconds_count{attempts="1"} 1',
+    ):
+        assert line in lines, line
+
+
+def test_a_gated_pod_is_unschedulable_by_its_gate(process: SchedulerProcess) -> None:
+    gates = [{"name": "example.com/wait"}]
+    pod = make_pod("gated", schedulerName="koord-scheduler", schedulingGates=gates)
+    process.source.pod_event(Event(Change.ADDED, None, pod))
+    lines = _lines(process)
+    plugin = 'plugin="SchedulingGates",profile="koord-scheduler"'
+    assert f"scheduler_unschedulable_pods{{{plugin}}} 1" in lines
+    name = "scheduler_queue_incoming_pods_total"
+    assert f'{name}{{event="UnschedulablePodAdd",queue="unschedulable"}} 1' in lines
+
+
+def test_the_steps_of_decisions_are_measured(process: SchedulerProcess) -> None:
+    placements = decide(process, [("large", "64"), *((f"p{n}", "1") for n in range(5))])
+    for placement in placements:
+        process._step(placement, BIND, True, 0.02)
+    steps = process.timings["koord-scheduler"].points
+    counts = {key: histogram.count for key, histogram in steps.items()}
+    for step in (SCORE, RESERVE, PERMIT, BIND):
+        # A pod that no node takes is scored too: over no nodes.
+        assert counts[step, SUCCESS] == 6 if step == SCORE else 5, step
+    assert counts[FILTER, SUCCESS] == counts[PRE_FILTER, SUCCESS] == 6
+    assert counts[POST_FILTER, UNSCHEDULABLE] == 1
+    assert steps[BIND, SUCCESS].sum == pytest.approx(0.1)
+
+
+def test_only_nodes_that_changed_are_counted_as_looked_at(process: SchedulerProcess) -> None:
+    decide(process, [(f"p{number}", "1") for number in range(9)], nodes=40)
+    found = process.timings["koord-scheduler"].evaluated
+    # All nodes for the first pod, then the one that took the pod before.
+    assert found["NodeResourcesFit", FILTER].nodes == 40 + 8
+
+
+def test_plugins_are_measured_in_a_part_of_the_decisions(
+    process: SchedulerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = iter([0.5, 0.05, 0.5, 0.09, 0.11])
+    monkeypatch.setattr("cluster.scheduler.cycle.timings.random.random", lambda: next(draws))
+    decide(process, [(f"p{number}", "1") for number in range(5)])
+    plugins = process.timings["koord-scheduler"].plugins
+    assert plugins["NodeResourcesFit", FILTER, SUCCESS].count == 2
+    assert plugins["NodeResourcesFit", SCORE, SUCCESS].count == 2
+
+
+def test_requests_and_work_queues_are_shown(process: SchedulerProcess) -> None:
+    counts = process.client.counts
+    counts.answered("POST", 201)
+    counts.answered("GET", None)
+    counts.verb("POST").duration.observe(0.2)
+    process.reservation_writer.queue.add("r")
+    lines = _lines(process)
+    for line in (
+        'rest_client_requests_total{code="201",host="127.0.0.1:1",method="POST"} 1',
+        'rest_client_requests_total{code="<error>",host="127.0.0.1:1",method="GET"} 1',
+        'rest_client_request_duration_seconds_bucket{verb="POST",host="127.0.0.1:1",le="0.1"} 0',
+        'rest_client_request_duration_seconds_bucket{verb="POST",host="127.0.0.1:1",le="0.25"} 1',
+        'workqueue_adds_total{name="writes of reservations"} 1',
+        'workqueue_depth{name="writes of reservations"} 1',
+        'workqueue_adds_total{name="quota statuses"} 0',
+    ):
+        assert line in lines, line
 
 
 def test_a_reservation_shows_its_phase_and_how_full_it_is(process: SchedulerProcess) -> None:
