@@ -84,6 +84,19 @@ def test_what_is_kept_equals_what_is_worked_out_afresh(steps: list[tuple[str, in
                 tables.place(Booking(key="", uid=str(number), shape=shape, node=node))
 
 
+def test_one_node_of_many_that_becomes_full_or_free_is_taken_out_or_in() -> None:
+    tables = Tables()
+    for number in range(20):
+        tables.upsert_node(make_node(f"n{number}"))
+    shape = Shapes().of(make_pod("a", requests={"cpu": "10"}))
+    evaluator = Evaluator(_PROFILE, tables)
+    assert len(evaluator.evaluate(shape).feasible) == 20
+    tables.place(Booking(key="", uid="a", shape=shape, node="n3"))
+    assert tables.nodes.row("n3") not in evaluator.evaluate(shape).feasible.tolist()
+    tables.remove("a")
+    assert len(evaluator.evaluate(shape).feasible) == 20
+
+
 def test_ties_do_not_depend_on_the_order_in_which_nodes_appeared() -> None:
     chosen = []
     for order in (range(50), reversed(range(50))):
