@@ -3,7 +3,7 @@
 A pod that is placed is bound at once, or waits on its node for the other members of its gang. What
 is taken back (a member whose gang was rejected, a binding that the API server refused) leaves the
 tables, and the queue learns which room became free. For a pod that no node takes, room may be made
-by evicting others (`evictions`).
+by evicting others (`preemptions`). What users see of all this is written by `reports`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -21,39 +21,31 @@ from apis.meta import ObjectReference
 from apis.quantity import ResourceList, add_resources
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding.events import (
-    Event,
-    failed,
     pod_reference,
     reservation_reference,
     scheduled,
 )
-from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
-from cluster.scheduler.binding.reservation_writer import ReservationRefusal
+from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, TakenPod
 from cluster.scheduler.binding.statuses import (
     SCHEDULER_ERROR,
     SCHEDULING_GATED,
     UNSCHEDULABLE,
-    PodStatus,
-    Shown,
 )
-from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent
 from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.permit import Decisions, Permit
-from cluster.scheduler.cycle.preemption import NotFound, default_victims
-from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.timings import PERMIT, SUCCESS, WAIT
-from cluster.scheduler.cycle.victims import Candidate, may_go
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics, Tried
-from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
+from cluster.scheduler.preemptions import PreemptionConsultant, Preemptions
 from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.reports import Reports, ReportWriters
 from cluster.scheduler.sources.reserve_pods import ReservePod
 from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.network_topology import NetworkTopology
@@ -63,32 +55,17 @@ from kube.faults import Faults
 
 _log = logging.getLogger(__name__)
 
-_NO_NODES: Final = frozenset({"NoNodes"})
-"""Stands for a plugin where there is no node that one could hold back."""
-_AS_A_WHOLE: Final = NotFound(
-    "preemption: not eligible due to other members of the gang without a node."
-)
-"""Pods that are evicted for one member are evicted for nothing if the others find no node. With
-`enablePreemption` of Coscheduling, room is made for the gang as a whole."""
 _NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
 
-class Writers(EvictionWriters, Protocol):
+class Writers(EvictionWriters, ReportWriters, Protocol):
     """Where the results go. All of it happens in the background."""
 
     def bind(self, placement: Placement) -> None: ...
 
-    def status(self, status: PodStatus, shown: Shown) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
     def reserve(self, placement: ReservationPlacement) -> None:
         """As `bind`, for a Reservation."""
-        ...
-
-    def refuse_reservation(self, refusal: ReservationRefusal) -> None:
-        """As `status`, for a Reservation."""
         ...
 
     def settled(self, placement: Placement | ReservationPlacement) -> None:
@@ -96,7 +73,7 @@ class Writers(EvictionWriters, Protocol):
         ...
 
 
-class Consultant(Protocol):
+class Consultant(PreemptionConsultant, Protocol):
     """Extenders. They are asked in the background."""
 
     def concerns(self, pod: PodShape) -> bool:
@@ -111,14 +88,6 @@ class Consultant(Protocol):
         """Ask about a pod: take its `candidates`, and give the answer to `consulted`."""
         ...
 
-    def preempts(self, pod: PodShape) -> bool:
-        """Return whether extenders are asked which pods are evicted for a pod."""
-        ...
-
-    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
-        """Ask about a preemption: take what is `proposed`, and give the answer to `agreed`."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -131,15 +100,6 @@ class _Held:
     decision: Decision
     tried: Tried
     submitted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Proposed:
-    """A pod that no node takes, and the nodes that extenders are asked about."""
-
-    pod: PendingPod[PodShape]
-    diagnosis: Diagnosis
-    nodes: Proposals
 
 
 class Attempts:
@@ -186,21 +146,41 @@ class Attempts:
         self._held: dict[str, _Held] = {}
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
-        self._proposed: dict[str, _Proposed] = {}
-        """Preemptions that extenders are asked about, by the UID of the pod that needs room."""
         self.consultant: Consultant | None = None
         self.look_again: Callable[[SchedulingPod], None] = lambda pod: None
         """Takes a pod that had a booking when it was last seen, and has none now."""
+        self.faults = Faults("scheduler")
+        self.explanations = Explanations()
+        self.reports = Reports(
+            queue,
+            self.explanations,
+            writers,
+            wall=self._wall,
+            pod_of=pod_of,
+            reserve_pods=reserve_pods,
+        )
         self.evictions = Evictions(
             scheduling,
             queue,
             writers,
             clock=clock,
             take_back=self._preempt_waiting,
-            reference=self._reference_of,
+            reference=self.reports.reference,
         )
-        self.explanations = Explanations()
-        self.faults = Faults("scheduler")
+        self.preemptions = Preemptions(
+            scheduling,
+            queue,
+            permit,
+            metrics,
+            attempts=self,
+            evictions=self.evictions,
+            reports=self.reports,
+            explanations=self.explanations,
+            faults=self.faults,
+            consultant=lambda: self.consultant,
+            clock=clock,
+            wall=self._wall,
+        )
 
     def waits_on(self, uid: str) -> str:
         """Return the node that a pod has although it is not known to be bound, or ""."""
@@ -237,7 +217,7 @@ class Attempts:
                 self._attempt(attempt, now)
             except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
                 self.faults.note("scheduling a pod", about=pod.key)
-                self._failed(pod, f"{type(error).__name__}: {error}", now)
+                self.failed(pod, f"{type(error).__name__}: {error}", now)
         return True
 
     @contextmanager
@@ -272,13 +252,13 @@ class Attempts:
             return
         now = self._clock()
         if error:
-            self._failed(pod, error, now)
+            self.failed(pod, error, now)
             return
         try:
             self._conclude(pod, opinion, now)
         except Exception as problem:  # noqa: BLE001 - as in `next`
             self.faults.note("scheduling a pod", about=pod.key)
-            self._failed(pod, f"{type(problem).__name__}: {problem}", now)
+            self.failed(pod, f"{type(problem).__name__}: {problem}", now)
 
     def _conclude(self, pod: PendingPod[PodShape], opinion: Opinion | None, now: float) -> None:
         profile = pod.shape.scheduler_name
@@ -286,11 +266,11 @@ class Attempts:
         try:
             outcome = self._decide(pod, opinion)
         except PlanOutdated as outdated:
-            self._abandon(pod, str(outdated), now)
+            self.abandon(pod, str(outdated), now)
             return
         self._metrics.decided(outcome, profile, time.perf_counter() - began)
         if isinstance(outcome, Unplaced):
-            self._unplaced(pod, outcome.diagnosis, now)
+            self.preemptions.unplaced(pod, outcome.diagnosis, now)
             return
         if self._scheduling.nominator.node_of(pod.uid) not in ("", outcome.booking.node):
             self.evictions.end_nomination(pod.uid)
@@ -327,153 +307,18 @@ class Attempts:
             raise PlanOutdated(f"node {node}, planned for the pod, does not take it any more")
         return outcome
 
-    def _unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
-        """Take back a pod that no node takes, and make room for it where that helps."""
-        if self._scheduling.preempts_for_gangs(pod) and ELASTIC_QUOTA not in diagnosis.plugins:
-            self._unplaced_member(pod, diagnosis, now)
-            return
-        found: Candidate | NotFound = _AS_A_WHOLE
-        if not self._permit.needs_others(pod.uid):
-            if self._scheduling.post_filters.get(pod.shape.scheduler_name):
-                self._metrics.preemptions.labels().inc()
-            if self._propose(pod, diagnosis):
-                return
-            found = self._scheduling.post_filter(pod, diagnosis, self.evictions.being_evicted)
-        self._make_room(pod, diagnosis, found, now)
-
-    def _propose(self, pod: PendingPod[PodShape], diagnosis: Diagnosis) -> bool:
-        """Have extenders asked about a preemption; return whether there is one and they are."""
-        if self.consultant is None or not self.consultant.preempts(pod.shape):
-            return False
-        nodes = self._scheduling.propose(pod, diagnosis, self.evictions.being_evicted)
-        if nodes:
-            self._proposed[pod.uid] = _Proposed(pod, diagnosis, nodes)
-            self.consultant.ask_victims(pod)
-        return bool(nodes)
-
-    def proposed(self, uid: str) -> Proposals | None:
-        """Return the nodes that could be freed for a pod; None: it is not waited for any more."""
-        proposed = self._proposed.get(uid)
-        return None if proposed is None else proposed.nodes
-
-    def may_evict(self, uid: str, node: str, victim: str) -> str:
-        """Return namespace/name of a pod that may be evicted from a node for another pod.
-
-        uid: of the other one. victim: UID of the pod; "" is returned for one that is not on the
-        node, or that is not for this one to evict.
-        """
-        proposed, row = self._proposed.get(uid), self._tables.nodes.row(node)
-        found = None if row is None else self._tables.on(row).get(victim)
-        if proposed is None or found is None or not may_go(proposed.pod, found, default_victims):
-            return ""
-        return found.key
-
     def in_memory(self, uid: str) -> bytes | None:
         """Return the JSON of the reserve pod of a Reservation, which no API server has."""
         reserve_pod = self._reserve_pods.get(uid)
         return None if reserve_pod is None else canonical_json(reserve_pod.pod).encode()
-
-    def agreed(self, uid: str, nodes: Proposals | None, error: str = "") -> None:
-        """Take which preemptions extenders agree to, or why they could not be asked."""
-        proposed = self._proposed.pop(uid, None)
-        if proposed is None or self._queue.place(uid) is not Place.IN_FLIGHT:
-            return
-        pod, diagnosis, now = proposed.pod, proposed.diagnosis, self._clock()
-        try:
-            if nodes is None:
-                message = f"{diagnosis.text} preemption: {error}"
-                self._abandon(pod, message, now, reason=UNSCHEDULABLE)
-                return
-            found: Candidate | NotFound = NotFound("")
-            if not self._edited(pod) and not self._permit.needs_others(uid):
-                found = self._scheduling.post_filter(
-                    pod, diagnosis, self.evictions.being_evicted, agreed=nodes
-                )
-            self._make_room(pod, diagnosis, found, now)
-        except Exception as problem:  # noqa: BLE001 - as in `next`
-            self.faults.note("making room for a pod", about=pod.key)
-            self._failed(pod, f"{type(problem).__name__}: {problem}", now)
-
-    def _edited(self, pod: PendingPod[PodShape]) -> bool:
-        """Return whether a pod was edited since it was tried. It is tried again, as it is now."""
-        now = self._queue.pod(pod.uid)
-        return now is None or (now.shape, now.priority) != (pod.shape, pod.priority)
-
-    def _make_room(
-        self,
-        pod: PendingPod[PodShape],
-        diagnosis: Diagnosis,
-        found: Candidate | NotFound,
-        now: float,
-    ) -> None:
-        """Take back a pod that no node takes. found: whom to evict for it, or why nobody."""
-        plugins = diagnosis.plugins or _NO_NODES
-        nominated: str | None = None
-        if isinstance(found, Candidate):
-            nominated = self._tables.nodes.name(found.row)
-            self._metrics.preempts(len(found.victims))
-            for other in self.evictions.carry_out(pod, found):
-                self._unnominated(other)
-        else:
-            if found.remark:
-                diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
-            if not found.waits and self.evictions.end_nomination(pod.uid):
-                nominated = ""
-        message = diagnosis.text
-        self.explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
-        if isinstance(found, Candidate) or found.waits:
-            decisions = self._permit.refused_alone(pod.uid, plugins, now)
-        else:
-            decisions = self._permit.refused(pod.uid, plugins, message, now)
-        self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated)
-        self.follow(decisions)
-
-    def _unplaced_member(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
-        """Take back the gang of a pod that no node takes, and make room for all of it at once.
-
-        All members give back what they have, and wait until their victims are gone.
-        """
-        gangs = self._permit.unbound(pod.uid)
-        found = self._scheduling.seats(pod, gangs, self.evictions.being_evicted)
-        nominated: dict[str, str] = {}
-        if isinstance(found, NotFound):
-            diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
-            if not found.waits:
-                uids = [member.uid for each in gangs for member in each.pods]
-                nominated = {uid: "" for uid in uids if self.evictions.end_nomination(uid)}
-        else:
-            self._metrics.preempts(sum(len(seat.candidate.victims) for seat in found))
-            for seat in found:
-                nominated[seat.pod.uid] = self._tables.nodes.name(seat.candidate.row)
-                for other in self.evictions.carry_out(seat.pod, seat.candidate):
-                    self._unnominated(other)
-        message = diagnosis.text
-        self.explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
-        plugins = diagnosis.plugins or _NO_NODES
-        decisions = self._permit.refused(pod.uid, plugins, message, now)
-        self._report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated.pop(pod.uid, None))
-        self.follow(decisions, nominated)
-        reported = {uid for each in decisions for uid in (*each.give_back, *each.held_up)}
-        # In a gang that is not strict, the others are not refused with this one.
-        others = {uid: node for uid, node in nominated.items() if uid not in reported}
-        self._report_all(others, message, others)
 
     def _preempt_waiting(self, uid: str, why: str) -> bool:
         """Have a victim give the node back on which it waits. Returns whether it waited."""
         held = self._held.get(uid)
         if held is None or held.submitted:
             return False
-        self._abandon(held.pod, why, self._clock(), reason=UNSCHEDULABLE)
+        self.abandon(held.pod, why, self._clock(), reason=UNSCHEDULABLE)
         return True
-
-    def evicted(self, victim: Victim, refused: Refused | None) -> None:
-        """Take the outcome of an eviction: None, or why the victim stays."""
-        pod = self.evictions.evicted(victim.uid, refused)
-        if pod is not None:
-            # Tried at once, it would choose the same victim again.
-            self._permit.put_off(pod.uid, self._clock())
-            if self.evictions.end_nomination(pod.uid, not_for=pod.shape):
-                self._unnominated(pod)
 
     # --- what follows --------------------------------------------------------------------------
 
@@ -489,7 +334,7 @@ class Attempts:
                 if held is not None:
                     self._free(held.pod, undoes=decision.undoes, gangs=decision.gangs)
             uids = (*decision.give_back, *decision.held_up)
-            self._report_all(uids, decision.message, nominated)
+            self.reports.held_up(uids, decision.message, nominated)
 
     def seen_bound(self, uid: str) -> None:
         """Give up the attempt on a pod that another program bound, while it waited on its node.
@@ -507,7 +352,7 @@ class Attempts:
         A binding under way goes on, and `bound` takes its outcome.
         """
         self._asked.pop(uid, None)
-        self._proposed.pop(uid, None)
+        self.preemptions.forget(uid)
         held = self._held.pop(uid, None)
         if held is not None and not held.submitted:
             self._free(held.pod)
@@ -567,14 +412,14 @@ class Attempts:
             self.follow(self._permit.gone(placement.uid, now))
         elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
             _log.warning("%s", outcome.message)
-            self._abandon(pod, outcome.message, now)
+            self.abandon(pod, outcome.message, now)
 
-    def _failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
+    def failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None:
         """Count an attempt that ended with an error before its binding, and give it up."""
         self._metrics.attempts.labels("error", pod.shape.scheduler_name).inc()
-        self._abandon(pod, message, now)
+        self.abandon(pod, message, now)
 
-    def _abandon(
+    def abandon(
         self,
         pod: PendingPod[PodShape],
         message: str,
@@ -586,7 +431,7 @@ class Attempts:
         self._held.pop(pod.uid, None)
         self._free(pod, undoes=self._queue.order(pod.uid))
         decisions = self._permit.failed(pod.uid, message, now)
-        self._report(pod.key, pod.uid, reason, message)
+        self.reports.report(pod.key, pod.uid, reason, message)
         self.follow(decisions)
 
     def _free_forgotten(self, placement: Placement | ReservationPlacement) -> None:
@@ -614,66 +459,11 @@ class Attempts:
             event = ClusterEvent(POD, Action.DELETE, old=pod, undoes=undoes, gangs=gangs)
             self._queue.cluster_event(event, self._clock())
 
-    def _reference_of(self, pod: PendingPod[PodShape]) -> ObjectReference:
-        reserve_pod = self._reserve_pods.get(pod.uid)
-        if reserve_pod is not None:
-            return reservation_reference(reserve_pod.name, pod.uid)
-        namespace, _, name = pod.key.partition("/")
-        return pod_reference(namespace, name, pod.uid)
-
     def _pods(self, uids: Iterable[str]) -> tuple[TakenPod, ...]:
         """Return the names of pods that have a booking."""
         found = ((uid, self._tables.bookings.get(uid)) for uid in uids)
         names = ((uid, *each.key.split("/", 1)) for uid, each in found if each is not None)
         return tuple(TakenPod(namespace, name, uid) for uid, namespace, name in names)
-
-    # --- what users see ------------------------------------------------------------------------
-
-    def _report_all(self, uids: Iterable[str], message: str, nominated: Mapping[str, str]) -> None:
-        for uid in uids:
-            key = self._queue.key(uid)
-            if key is not None:
-                self.explanations.held_up(key, uid, message, at=self._wall())
-                self._report(key, uid, UNSCHEDULABLE, message, nominated.get(uid))
-
-    def refuse_reservation(self, reserve_pod: ReservePod, message: str) -> None:
-        """Say why a Reservation is not scheduled at all."""
-        self._report(reserve_pod.pod.metadata.name, reserve_pod.uid, UNSCHEDULABLE, message)
-
-    def _unnominated(self, pod: PendingPod[PodShape]) -> None:
-        """Show that a pod's nomination has ended, and nothing else about it."""
-        known = self._pod_of(pod.key)
-        if known is not None and known.metadata.uid == pod.uid:
-            said = shown(known)
-            reason, message = said.reason or UNSCHEDULABLE, said.message
-            explained = self.explanations.get(pod.key)
-            if explained is not None and explained.uid == pod.uid and explained.message:
-                # The status that says so may wait still, and this one takes its place.
-                reason, message = UNSCHEDULABLE, explained.message
-            namespace, _, name = pod.key.partition("/")
-            status = PodStatus(namespace, name, pod.uid, reason, message, "")
-            self._writers.status(status, said)
-
-    def _report(
-        self, key: str, uid: str, reason: str, message: str, nominated: str | None = None
-    ) -> None:
-        reserve_pod = self._reserve_pods.get(uid)
-        if reserve_pod is not None:
-            refusal = ReservationRefusal(reserve_pod.name, uid, message)
-            self._writers.refuse_reservation(refusal)
-            about = reservation_reference(reserve_pod.name, uid)
-            controller = reserve_pod.pod.spec.scheduler_name
-        else:
-            pod = self._pod_of(key)
-            if pod is None or pod.metadata.uid != uid:
-                return
-            namespace, _, name = key.partition("/")
-            status = PodStatus(namespace, name, uid, reason, message, nominated)
-            self._writers.status(status, shown(pod))
-            about = pod_reference(namespace, name, uid)
-            controller = pod.spec.scheduler_name
-        if reason != SCHEDULING_GATED:
-            self._writers.event(failed(about, message, controller=controller))
 
     def _report_gated(self) -> None:
         for gated in self._queue.take_gated():
@@ -683,16 +473,7 @@ class Attempts:
             # Reservations.
             if gated.plugin != "SchedulingGates" or gated.pod.uid in self._reserve_pods:
                 pod, nominated = gated.pod, "" if ended else None
-                self._report(pod.key, pod.uid, SCHEDULING_GATED, gated.reason, nominated)
-
-
-def shown(pod: SchedulingPod) -> Shown:
-    """Return what the API server shows about the scheduling of a pod."""
-    nominated = pod.status.nominated_node_name
-    for condition in pod.status.conditions:
-        if condition.type == "PodScheduled":
-            return Shown(condition.status, condition.reason, condition.message, nominated)
-    return Shown(nominated_node=nominated)
+                self.reports.report(pod.key, pod.uid, SCHEDULING_GATED, gated.reason, nominated)
 
 
 def _of_reservation(

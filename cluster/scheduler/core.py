@@ -144,7 +144,7 @@ class SchedulerCore:
             withdraw=lambda uid: self.source.withdraw(uid),
             scheduler_names=self.plugins.reservations,
             clock=steady,
-            refuse=lambda reserve_pod, why: self.attempts.refuse_reservation(reserve_pod, why),
+            refuse=lambda pod, why: self.attempts.reports.refuse_reservation(pod, why),
         )
         self.attempts = Attempts(
             self.scheduling,

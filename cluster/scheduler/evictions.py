@@ -30,7 +30,7 @@ class EvictionWriters(Protocol):
     """Where evictions go. All of it happens in the background."""
 
     def evict(self, victim: Victim, controller: str) -> None:
-        """Evict a pod; its outcome comes back through `Attempts.evicted`.
+        """Evict a pod; its outcome comes back through `Preemptions.evicted`.
 
         controller: the scheduler's name, for the pod's condition.
         """

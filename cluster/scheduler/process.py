@@ -180,6 +180,7 @@ class SchedulerProcess(SchedulerCore):
             self.client,
             configured,
             self.attempts,
+            self.attempts.preemptions,
             nodes=WholeNodes({} if whole is None else whole.items),
             decided=self._wake.set,
         )
@@ -419,7 +420,7 @@ class SchedulerProcess(SchedulerCore):
             timings.step(step, SUCCESS if succeeded else ERROR, seconds)
 
     def _evicted(self, victim: Victim, refused: Refused | None) -> None:
-        self.attempts.evicted(victim, refused)
+        self.attempts.preemptions.evicted(victim, refused)
         self._wake.set()
 
     # --- what the attempts write ---------------------------------------------------------------

@@ -72,6 +72,10 @@ class Deciding(Protocol):
         """Return the JSON of a pod that the API server does not have, None for any other."""
         ...
 
+
+class Proposing(Protocol):
+    """Where the proposed preemptions come from and the agreed ones go."""
+
     def proposed(self, uid: str) -> Proposals | None:
         """Return the nodes that could be freed; None for a pod that is not waited for."""
         ...
@@ -126,6 +130,7 @@ class Extenders:
         client: Client,
         configured: Sequence[Extender],
         deciding: Deciding,
+        preemptions: Proposing,
         *,
         nodes: Mapping[str, bytes],
         decided: Callable[[], None],
@@ -134,6 +139,7 @@ class Extenders:
         opinion was taken."""
         self._client = client
         self._deciding = deciding
+        self._preemptions = preemptions
         self._nodes = nodes
         self._decided = decided
         self._extenders = [
@@ -285,7 +291,7 @@ class Extenders:
         error = ""
         try:
             async with self._gate:
-                proposals = self._deciding.proposed(pod.uid)
+                proposals = self._preemptions.proposed(pod.uid)
                 if proposals is None:
                     return
                 agreed = await self._agreed(pod, proposals)
@@ -294,7 +300,7 @@ class Extenders:
         except Exception as problem:  # noqa: BLE001 - the pod must not be in flight for ever
             self.faults.note("asking extenders about victims", about=pod.key)
             error = f"{type(problem).__name__}: {problem}"
-        self._deciding.agreed(pod.uid, agreed, error)
+        self._preemptions.agreed(pod.uid, agreed, error)
         self._decided()
 
     async def _agreed(self, pod: PendingPod[PodShape], proposals: Proposals) -> Proposals:
@@ -332,7 +338,7 @@ class Extenders:
             before = proposals[node].victims
             victims = {}
             for uid in answered.victims:
-                victims[uid] = before.get(uid) or self._deciding.may_evict(pod.uid, node, uid)
+                victims[uid] = before.get(uid) or self._preemptions.may_evict(pod.uid, node, uid)
                 if not victims[uid]:
                     raise ExtenderError(
                         f"the answer to preempt has a pod on node {node} that may not be evicted"

@@ -103,6 +103,7 @@ class _Bed:
             cast(Client, self.api),
             configured,
             self.deciding,
+            self.deciding,
             nodes=WholeNodes({name: decode_whole_node(_raw(name)) for name in _NODES}),
             decided=self.decided.set,
         )

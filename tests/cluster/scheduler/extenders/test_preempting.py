@@ -62,6 +62,7 @@ def _play(answer: Callable[[Tree], Any], scenario: Play, **configured: Any) -> N
                 cast(Client, _Client(bed)),
                 [configuration],
                 bed.core.attempts,
+                bed.core.attempts.preemptions,
                 nodes={},
                 decided=lambda: None,
             )
@@ -235,7 +236,7 @@ def test_what_changes_while_an_extender_is_asked(status: int) -> None:
         bed.gone("new")
         await eventually(lambda: not extenders._tasks)
         assert bed.evicted() == []
-        assert bed.core.attempts.proposed("u-new") is None
+        assert bed.core.attempts.preemptions.proposed("u-new") is None
         assert len(bed.core.queue) == 0
 
     _play(_as_proposed, scenario)

@@ -136,13 +136,15 @@ class GangLives(Lives):
         victim = self.evictor.waiting.popleft()
         pod = self.pods.get(victim.name)
         if refused:
-            self.process.attempts.evicted(victim, Refused(Why.FORBIDDEN, "as the test wants it"))
+            self.process.attempts.preemptions.evicted(
+                victim, Refused(Why.FORBIDDEN, "as the test wants it")
+            )
             return
         if pod is not None and pod["metadata"]["uid"] == victim.uid:
             assert pod["spec"].get("priority", 0) < _IMPORTANT
             del self.pods[victim.name]
             self.late_pods.append(self._line("DELETED", pod))
-        self.process.attempts.evicted(victim, None)
+        self.process.attempts.preemptions.evicted(victim, None)
 
     def _see_all(self) -> None:
         while self.evictor.waiting:

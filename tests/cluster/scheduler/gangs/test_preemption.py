@@ -156,7 +156,7 @@ def test_a_refused_eviction_ends_the_nomination_and_the_gang_is_tried_again() ->
     _gang(bed, 2, 3)
     bed.run()
     for victim in tuple(bed.victims):
-        bed.core.attempts.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
+        bed.core.attempts.preemptions.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
     assert len(bed.core.scheduling.nominator) == 0
     bed.run(0.0)
     assert len(bed.victims) == 4

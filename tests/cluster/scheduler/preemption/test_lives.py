@@ -79,14 +79,14 @@ class PreemptionLives(Lives):
         pod = self.pods.get(victim.name)
         if fails is not None:
             refused = Refused(fails, "as the test wants it")
-            self.process.attempts.evicted(victim, refused)
+            self.process.attempts.preemptions.evicted(victim, refused)
             return
         if pod is not None and pod["metadata"]["uid"] == victim.uid:
             condition = {"type": "DisruptionTarget", "status": "True", "reason": PREEMPTED}
             pod["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
             pod["status"] = {**pod.get("status", {}), "conditions": [condition]}
             self.late_pods.append(self._line("MODIFIED", pod))
-        self.process.attempts.evicted(victim, None)
+        self.process.attempts.preemptions.evicted(victim, None)
 
     @rule()
     def end_what_is_deleted(self) -> None:
@@ -184,7 +184,7 @@ class ExtendedPreemptionLives(PreemptionLives):
     @rule()
     def send(self) -> None:
         uid = self.extender.questions.popleft()
-        proposed = self.process.attempts.proposed(uid)
+        proposed = self.process.attempts.preemptions.proposed(uid)
         if proposed is not None:
             assert proposed
             self.answers.append((uid, proposed))
@@ -198,11 +198,11 @@ class ExtendedPreemptionLives(PreemptionLives):
         uid, proposed = self.answers.popleft()
         before = len(self.victims)
         if fails:
-            self.process.attempts.agreed(uid, None, "as the test wants it")
+            self.process.attempts.preemptions.agreed(uid, None, "as the test wants it")
             assert len(self.victims) == before
             return
         agreed = {node: each for node, each in proposed.items() if node not in dropped}
-        self.process.attempts.agreed(uid, agreed)
+        self.process.attempts.preemptions.agreed(uid, agreed)
         evicted = {victim.uid for victim in list(self.victims)[before:]}
         nodes = [set(each.victims) for each in agreed.values()]
         assert not evicted or any(evicted <= victims for victims in nodes)
@@ -220,7 +220,7 @@ class ExtendedPreemptionLives(PreemptionLives):
             while self.binder.waiting:
                 self.carry_out(None)
         # Nothing waits for an answer any more: the last looks find what is left as it is.
-        assert not self.process.attempts._proposed
+        assert not self.process.attempts.preemptions._proposed
         self.process.attempts.consultant = None
         super().teardown()
 

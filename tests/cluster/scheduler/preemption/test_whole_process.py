@@ -149,7 +149,7 @@ def test_an_eviction_that_is_refused_ends_the_nomination_and_is_tried_again() ->
     bed.pod("new", 4, 10)
     bed.run()
     (victim,) = bed.victims
-    bed.core.attempts.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
+    bed.core.attempts.preemptions.evicted(victim, Refused(Why.FORBIDDEN, "no right"))
     assert len(bed.core.scheduling.nominator) == 0
     assert bed.nominated == {"new": ""}
     # As after an error, the time is waited for although no other pod is to be tried.
@@ -167,7 +167,7 @@ def test_replicas_do_not_try_to_evict_a_protected_pod_one_after_another() -> Non
         bed.pod(f"new{number}", 4, 10)
     bed.pod("other", 4, 5)
     bed.run()
-    bed.core.attempts.evicted(bed.victims[0], Refused(Why.FORBIDDEN, "no right"))
+    bed.core.attempts.preemptions.evicted(bed.victims[0], Refused(Why.FORBIDDEN, "no right"))
     bed.run(0.1)
     # A pod of another kind may make room for itself in another way.
     assert [pod.name for pod in bed.victims] == ["old", "old"]
@@ -184,7 +184,7 @@ def test_an_eviction_that_is_refused_uses_up_no_budget() -> None:
     budgets = bed.core.scheduling.budgets
     (budget,) = budgets.of(bed.core.tables.bookings["u-old"].shape)
     assert budgets.allowed(budget) == 0
-    bed.core.attempts.evicted(bed.victims[0], Refused(Why.FORBIDDEN, "no right"))
+    bed.core.attempts.preemptions.evicted(bed.victims[0], Refused(Why.FORBIDDEN, "no right"))
     assert budgets.allowed(budget) == 1
 
 

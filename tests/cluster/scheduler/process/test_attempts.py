@@ -169,7 +169,7 @@ def test_a_pod_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room
     assert bed.writers.bound == ["first", "other"]
 
 
-@pytest.mark.parametrize("step", ["expire", "pop", "take_gated", "_attempt", "_abandon"])
+@pytest.mark.parametrize("step", ["expire", "pop", "take_gated", "_attempt", "abandon"])
 def test_a_fault_in_one_step_does_not_end_scheduling(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_fault_in_one_step_does_not_end_scheduling(
 
     with monkeypatch.context() as patch:
         patch.setattr(broken, step, fails)
-        if step == "_abandon":
+        if step == "abandon":
             patch.setattr(bed.attempts, "_attempt", fails)
         for _ in range(3):
             bed.attempts.next(0.0)

@@ -1,0 +1,249 @@
+"""Makes room for pods that no node takes: chooses whom to evict, and asks extenders about it.
+
+A pod of a gang has room made for its whole gang at once, where `enablePreemption` of Coscheduling
+is set. What was chosen is carried out by `evictions`; the pod goes back to the queue either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from cluster.scheduler.binding.placement import Refused
+from cluster.scheduler.binding.statuses import UNSCHEDULABLE
+from cluster.scheduler.binding.victims import Victim
+from cluster.scheduler.cycle.explanations import Explanations
+from cluster.scheduler.cycle.permit import Decisions, Permit
+from cluster.scheduler.cycle.preemption import NotFound, default_victims
+from cluster.scheduler.cycle.proposals import Proposals
+from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.victims import Candidate, may_go
+from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.evictions import Evictions
+from cluster.scheduler.metrics import SchedulerMetrics
+from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.reports import Reports
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+from kube.faults import Faults
+
+_NO_NODES: Final = frozenset({"NoNodes"})
+"""Stands for a plugin where there is no node that one could hold back."""
+_AS_A_WHOLE: Final = NotFound(
+    "preemption: not eligible due to other members of the gang without a node."
+)
+"""Pods that are evicted for one member are evicted for nothing if the others find no node. With
+`enablePreemption` of Coscheduling, room is made for the gang as a whole."""
+
+
+class PreemptionConsultant(Protocol):
+    """Extenders that are asked about preemptions. They are asked in the background."""
+
+    def preempts(self, pod: PodShape) -> bool:
+        """Return whether extenders are asked which pods are evicted for a pod."""
+        ...
+
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        """Ask about a preemption: take what is `proposed`, and give the answer to `agreed`."""
+        ...
+
+
+class AttemptEnds(Protocol):
+    """How attempts end: see `Attempts`."""
+
+    def follow(self, decisions: Decisions, nominated: Mapping[str, str] = ...) -> None: ...
+
+    def abandon(
+        self, pod: PendingPod[PodShape], message: str, now: float, *, reason: str = ...
+    ) -> None: ...
+
+    def failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposed:
+    """A pod that no node takes, and the nodes that extenders are asked about."""
+
+    pod: PendingPod[PodShape]
+    diagnosis: Diagnosis
+    nodes: Proposals
+
+
+class Preemptions:
+    """Takes back the pods that no node takes, with room made for them where that helps."""
+
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        queue: SchedulingQueue[PodShape],
+        permit: Permit[PodShape],
+        metrics: SchedulerMetrics,
+        *,
+        attempts: AttemptEnds,
+        evictions: Evictions,
+        reports: Reports,
+        explanations: Explanations,
+        faults: Faults,
+        consultant: Callable[[], PreemptionConsultant | None],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """consultant: returns the extenders to ask at that moment, if any. clock, wall: see
+        Attempts."""
+        self._scheduling = scheduling
+        self._queue = queue
+        self._permit = permit
+        self._metrics = metrics
+        self._attempts = attempts
+        self._evictions = evictions
+        self._reports = reports
+        self._explanations = explanations
+        self._faults = faults
+        self._consultant = consultant
+        self._clock = clock
+        self._wall = wall
+        self._proposed: dict[str, _Proposed] = {}
+        """Preemptions that extenders are asked about, by the UID of the pod that needs room."""
+
+    def forget(self, uid: str) -> None:
+        """Ignore what extenders will say about a pod that is gone."""
+        self._proposed.pop(uid, None)
+
+    def unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
+        """Take back a pod that no node takes, and make room for it where that helps."""
+        if self._scheduling.preempts_for_gangs(pod) and ELASTIC_QUOTA not in diagnosis.plugins:
+            self._unplaced_member(pod, diagnosis, now)
+            return
+        found: Candidate | NotFound = _AS_A_WHOLE
+        if not self._permit.needs_others(pod.uid):
+            if self._scheduling.post_filters.get(pod.shape.scheduler_name):
+                self._metrics.preemptions.labels().inc()
+            if self._propose(pod, diagnosis):
+                return
+            found = self._scheduling.post_filter(pod, diagnosis, self._evictions.being_evicted)
+        self._make_room(pod, diagnosis, found, now)
+
+    def _propose(self, pod: PendingPod[PodShape], diagnosis: Diagnosis) -> bool:
+        """Have extenders asked about a preemption; return whether there is one and they are."""
+        consultant = self._consultant()
+        if consultant is None or not consultant.preempts(pod.shape):
+            return False
+        nodes = self._scheduling.propose(pod, diagnosis, self._evictions.being_evicted)
+        if nodes:
+            self._proposed[pod.uid] = _Proposed(pod, diagnosis, nodes)
+            consultant.ask_victims(pod)
+        return bool(nodes)
+
+    def proposed(self, uid: str) -> Proposals | None:
+        """Return the nodes that could be freed for a pod; None: it is not waited for any more."""
+        proposed = self._proposed.get(uid)
+        return None if proposed is None else proposed.nodes
+
+    def may_evict(self, uid: str, node: str, victim: str) -> str:
+        """Return namespace/name of a pod that may be evicted from a node for another pod.
+
+        uid: of the other one. victim: UID of the pod; "" is returned for one that is not on the
+        node, or that is not for this one to evict.
+        """
+        proposed, row = self._proposed.get(uid), self._scheduling.tables.nodes.row(node)
+        found = None if row is None else self._scheduling.tables.on(row).get(victim)
+        if proposed is None or found is None or not may_go(proposed.pod, found, default_victims):
+            return ""
+        return found.key
+
+    def agreed(self, uid: str, nodes: Proposals | None, error: str = "") -> None:
+        """Take which preemptions extenders agree to, or why they could not be asked."""
+        proposed = self._proposed.pop(uid, None)
+        if proposed is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+            return
+        pod, diagnosis, now = proposed.pod, proposed.diagnosis, self._clock()
+        try:
+            if nodes is None:
+                message = f"{diagnosis.text} preemption: {error}"
+                self._attempts.abandon(pod, message, now, reason=UNSCHEDULABLE)
+                return
+            found: Candidate | NotFound = NotFound("")
+            if not self._edited(pod) and not self._permit.needs_others(uid):
+                found = self._scheduling.post_filter(
+                    pod, diagnosis, self._evictions.being_evicted, agreed=nodes
+                )
+            self._make_room(pod, diagnosis, found, now)
+        except Exception as problem:  # noqa: BLE001 - as in `next`
+            self._faults.note("making room for a pod", about=pod.key)
+            self._attempts.failed(pod, f"{type(problem).__name__}: {problem}", now)
+
+    def _edited(self, pod: PendingPod[PodShape]) -> bool:
+        """Return whether a pod was edited since it was tried. It is tried again, as it is now."""
+        now = self._queue.pod(pod.uid)
+        return now is None or (now.shape, now.priority) != (pod.shape, pod.priority)
+
+    def _make_room(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        found: Candidate | NotFound,
+        now: float,
+    ) -> None:
+        """Take back a pod that no node takes. found: whom to evict for it, or why nobody."""
+        plugins = diagnosis.plugins or _NO_NODES
+        nominated: str | None = None
+        if isinstance(found, Candidate):
+            nominated = self._scheduling.tables.nodes.name(found.row)
+            self._metrics.preempts(len(found.victims))
+            for other in self._evictions.carry_out(pod, found):
+                self._reports.nomination_ended(other)
+        else:
+            if found.remark:
+                diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
+            if not found.waits and self._evictions.end_nomination(pod.uid):
+                nominated = ""
+        message = diagnosis.text
+        self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
+        if isinstance(found, Candidate) or found.waits:
+            decisions = self._permit.refused_alone(pod.uid, plugins, now)
+        else:
+            decisions = self._permit.refused(pod.uid, plugins, message, now)
+        self._reports.report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated)
+        self._attempts.follow(decisions)
+
+    def _unplaced_member(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
+        """Take back the gang of a pod that no node takes, and make room for all of it at once.
+
+        All members give back what they have, and wait until their victims are gone.
+        """
+        gangs = self._permit.unbound(pod.uid)
+        found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
+        nominated: dict[str, str] = {}
+        if isinstance(found, NotFound):
+            diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
+            if not found.waits:
+                uids = [member.uid for each in gangs for member in each.pods]
+                nominated = {uid: "" for uid in uids if self._evictions.end_nomination(uid)}
+        else:
+            self._metrics.preempts(sum(len(seat.candidate.victims) for seat in found))
+            for seat in found:
+                nominated[seat.pod.uid] = self._scheduling.tables.nodes.name(seat.candidate.row)
+                for other in self._evictions.carry_out(seat.pod, seat.candidate):
+                    self._reports.nomination_ended(other)
+        message = diagnosis.text
+        self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
+        plugins = diagnosis.plugins or _NO_NODES
+        decisions = self._permit.refused(pod.uid, plugins, message, now)
+        self._reports.report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated.pop(pod.uid, None))
+        self._attempts.follow(decisions, nominated)
+        reported = {uid for each in decisions for uid in (*each.give_back, *each.held_up)}
+        # In a gang that is not strict, the others are not refused with this one.
+        others = {uid: node for uid, node in nominated.items() if uid not in reported}
+        self._reports.held_up(others, message, others)
+
+    def evicted(self, victim: Victim, refused: Refused | None) -> None:
+        """Take the outcome of an eviction: None, or why the victim stays."""
+        pod = self._evictions.evicted(victim.uid, refused)
+        if pod is not None:
+            # Tried at once, it would choose the same victim again.
+            self._permit.put_off(pod.uid, self._clock())
+            if self._evictions.end_nomination(pod.uid, not_for=pod.shape):
+                self._reports.nomination_ended(pod)
