@@ -125,16 +125,15 @@ class keep_interpreter:  # noqa: N801 - used like a function
     With the short switch interval of a daemon, a thread that waits for the interpreter would take
     it in the middle of an answer, and the answer would wait until the kernel runs its thread again.
     The interval belongs to the whole process, so only one thread may use this. One object serves
-    any number of blocks; the interval that holds when it is made returns after each.
+    any number of blocks, one after the other.
     """
 
     __slots__ = ("_interval_s",)
 
-    def __init__(self) -> None:
+    def __enter__(self) -> None:
+        # Read each time: a daemon sets its interval after its first connection was made.
         # Python keeps whole microseconds and rounds down: without the half, each round loses one.
         self._interval_s = sys.getswitchinterval() + 0.5e-6
-
-    def __enter__(self) -> None:
         sys.setswitchinterval(_KEEP_S)
 
     def __exit__(
