@@ -120,13 +120,14 @@ class ClusterSource:
 
     def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
-        self._nominator.withdraw(uid)
+        promised = self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
         self.complaints.set(new.ref, read.problems)
         known = self._tables.bookings.get(uid)
         booking = _keeping_pods(read.booking, known)
         if known != booking:
             self._tables.place(booking)
+        self._end_promise(promised, new.spec.node_name)
         self._seen_bound(uid)
         if self._operating.follow(new, read.booking.shape.requests):
             self._tell(RESERVATION, Action.UPDATE_OTHER, old, new)
@@ -169,6 +170,7 @@ class ClusterSource:
             created=unix_seconds(new.metadata.creation_timestamp),
             gang=gang,
         )
+        promised = self._nominator.node_of(uid)
         if self._queue.place(uid) is not None:
             self._nominator.update(pod)
         elif new.status.nominated_node_name:
@@ -176,6 +178,7 @@ class ClusterSource:
         elif self._other_nominations:
             # It was another scheduler's until now.
             self._nominator.withdraw(uid)
+        self._end_promise(promised, self._nominator.node_of(uid))
         defines = self._gangs.defined_by(new) if gang else None
         self._follow(self._permit.add(pod, self._clock(), defines=defines))
 
@@ -203,7 +206,7 @@ class ClusterSource:
         uid, node = new.metadata.uid, new.status.nominated_node_name
         if new.metadata.deletion_timestamp is not None:
             node = ""
-        before = self._nominator.node_of(uid)
+        promised = self._nominator.node_of(uid)
         if node:
             shape = self.shape_of(new)
             created = unix_seconds(new.metadata.creation_timestamp)
@@ -211,8 +214,12 @@ class ClusterSource:
             self._nominator.nominated_by_other(pod, node)
         else:
             self._nominator.withdraw(uid)
-        if before not in ("", node):
-            # The room that was promised there is free, as if a pod had left.
+        self._end_promise(promised, node)
+
+    def _end_promise(self, promised: str, node: str) -> None:
+        """Wake pods if room on `promised` was kept for a pod that has or wants `node` now."""
+        if promised not in ("", node):
+            # It is free, as if a pod had left.
             self._tell(POD, Action.DELETE, None, None)
 
     def _forget(self, pod: SchedulingPod) -> None:

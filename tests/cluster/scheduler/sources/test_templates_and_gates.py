@@ -13,7 +13,7 @@ from apis.core import ConfigMap, ObjectMeta
 from apis.decode import decode_object
 from apis.device import Device
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED, ANNOTATION_GPU_MINORS
-from apis.scheduling_pod import SchedulingPod, decode_scheduling_pod
+from apis.scheduling_pod import PodSchedulingGate, SchedulingPod, decode_scheduling_pod
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.gates import GATES, WITH_EFFECT
@@ -259,11 +259,15 @@ def test_a_nomination_by_another_scheduler_counts_with_the_gate_alone(
     assert placed(ours.metadata.uid)
 
 
-@pytest.mark.parametrize("end", ["unnominated", "deleted", "being deleted", "ours now"])
+@pytest.mark.parametrize(
+    "end",
+    ["unnominated", "deleted", "being deleted", "bound elsewhere", "ours now", "ours and gated"],
+)
 def test_the_end_of_a_nomination_by_another_scheduler_wakes_pods(tmp_path: Path, end: str) -> None:
     process = _process(tmp_path, "CrossSchedulerNomination=true")
     process.bind = lambda placement: None  # type: ignore[method-assign]
     process.tables.upsert_node(make_node("n0", allocatable={"cpu": "4"}))
+    process.tables.upsert_node(make_node("n1", allocatable={"cpu": "1"}))
     theirs = make_pod("theirs", requests={"cpu": "3"}, schedulerName="another", priority=10)
     nominated = msgspec.structs.replace(
         theirs, status=msgspec.structs.replace(theirs.status, nominated_node_name="n0")
@@ -286,11 +290,28 @@ def test_the_end_of_a_nomination_by_another_scheduler_wakes_pods(tmp_path: Path,
                 metadata=msgspec.structs.replace(meta, deletion_timestamp="2026-01-01T00:00:00Z"),
             ),
         ),
+        "bound elsewhere": Event(
+            Change.MODIFIED,
+            nominated,
+            msgspec.structs.replace(nominated, spec=msgspec.structs.replace(spec, node_name="n1")),
+        ),
         "ours now": Event(
             Change.MODIFIED,
             nominated,
             msgspec.structs.replace(
                 theirs, spec=msgspec.structs.replace(spec, scheduler_name="koord-scheduler")
+            ),
+        ),
+        "ours and gated": Event(
+            Change.MODIFIED,
+            nominated,
+            msgspec.structs.replace(
+                theirs,
+                spec=msgspec.structs.replace(
+                    spec,
+                    scheduler_name="koord-scheduler",
+                    scheduling_gates=(PodSchedulingGate("g"),),
+                ),
             ),
         ),
     }[end]
