@@ -260,7 +260,7 @@ class SchedulerCore:
             self.tables.namespaces.set(name, event.new.metadata.labels)
             if event.old is not None and event.old.metadata.labels == event.new.metadata.labels:
                 return
-        self.queue.cluster_event(ClusterEvent(NAMESPACE, Action.UPDATE_OTHER), self._clock())
+        self.queue.cluster_event(ClusterEvent(NAMESPACE, Action.UPDATE_OTHER), self._steady())
 
     def prepare(self) -> None:
         """Work out beforehand what the first preemption would have to, once all is read."""

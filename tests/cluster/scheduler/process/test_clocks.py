@@ -72,6 +72,27 @@ def test_a_refused_pod_is_looked_at_again_after_as_long_as_ever(jump: float) -> 
     assert bed.core.queue.order("u-large") > order
 
 
+def test_a_changed_namespace_ends_no_back_off() -> None:
+    bed = ClockBed()
+    bed.node("n", 2)
+    bed.pod("first", 2, 0, node="n", app="web")
+    term = {
+        "labelSelector": {"matchLabels": {"app": "web"}},
+        "namespaceSelector": {"matchLabels": {"team": "a"}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    bed.pod("new", 0, 0, affinity=affinity)
+    bed.run()
+    assert bed.core.queue.place("u-new") is Place.UNSCHEDULABLE
+    bed.now += HOUR
+    cache = next(each for each in bed.core.caches if each.resource.kind == "Namespace")
+    bed.show(cache, "ADDED", {"metadata": {"name": "default", "labels": {"team": "a"}}})
+    assert bed.core.queue.place("u-new") is Place.BACKOFF
+    bed.wait(1.1)
+    assert bed.node_of("new") == "n"
+
+
 def test_what_is_shown_follows_the_system_s_clock() -> None:
     bed = ClockBed()
     bed.node("n", 4)
