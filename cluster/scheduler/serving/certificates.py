@@ -143,7 +143,8 @@ class ServingTls:
             try:
                 # Beside the certificates there may be comments in any language.
                 context.load_verify_locations(cadata=ca.encode("ascii", "ignore").decode())
-            except ssl.SSLError as error:
+            # ValueError: the text has no ASCII character at all.
+            except (ssl.SSLError, ValueError) as error:
                 raise FlagError(f"{self._ca_source}: {error}") from None
             context.verify_mode = ssl.CERT_OPTIONAL
         return context

@@ -374,7 +374,7 @@ def test_a_replaced_client_ca_counts_and_the_former_one_no_more(
     async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
         tls = endpoints._tls
         assert tls is not None
-        for broken in ("no certificate", ""):
+        for broken in ("no certificate", "", "\u00e9\u00e9"):
             before = ca.read_text()
             ca.write_text(broken)
             tls.reload()
@@ -396,7 +396,7 @@ def test_the_published_client_ca_is_followed(
 ) -> None:
     first, *of_first = client_certificate(tmp_path, "first", "operator")
     second, *of_second = client_certificate(tmp_path, "second", "operator")
-    published = [first.read_text(), "broken", second.read_text()]
+    published = [first.read_text(), "broken", "\u00e9", second.read_text()]
 
     class _Publishing(KeptClient):
         async def request(self, *_: object, **__: object) -> bytes:
@@ -409,10 +409,12 @@ def test_the_published_client_ca_is_followed(
         await tls.look_up_client_ca(client, tolerate=False)
         assert await _is_trusted(secure, *of_first)
         assert not await _is_trusted(secure, *of_second)
-        published.pop(0)
-        await tls.renew_client_ca(client)
-        assert "the former client CA stays in force: ConfigMap kube-system/" in caplog.text
-        assert await _is_trusted(secure, *of_first)
+        for _ in ("broken", "no ASCII"):
+            published.pop(0)
+            await tls.renew_client_ca(client)
+            assert "the former client CA stays in force: ConfigMap kube-system/" in caplog.text
+            caplog.clear()
+            assert await _is_trusted(secure, *of_first)
         published.pop(0)
         await tls.renew_client_ca(client)
         assert await _is_trusted(secure, *of_second)
