@@ -299,6 +299,8 @@ class Simulation:
         pod = self.core.pods.get(name, namespace=namespace)
         if pod is None:
             raise KeyError(key)
+        # Reports that are too old hold their nodes back.
+        self.core.advance(self.now)
         own = claims_by_name(claims)
         shape = self.core.source.shape_of(pod)
         nodes: Counter[str] = Counter()

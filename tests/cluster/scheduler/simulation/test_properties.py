@@ -92,6 +92,28 @@ def test_capacity_is_the_sum_over_nodes_of_what_fits(seed: int) -> None:
     assert found["count"] == sum(expected.values())
 
 
+def test_an_expired_report_holds_its_node_back_for_placements_and_capacity() -> None:
+    metric = {
+        "apiVersion": "slo.koordinator.sh/v1alpha1",
+        "kind": "NodeMetric",
+        "metadata": {"name": "n"},
+        "status": {
+            "updateTime": "2026-01-01T00:00:00Z",
+            "nodeMetric": {"nodeUsage": {"resources": {"cpu": "1", "memory": "1Gi"}}},
+        },
+    }
+    cluster, pods = _objects(node("n"), metric), _objects(pod("a", "3"))
+    made = moment_of(cluster)
+    for later, fits in ((0.0, True), (86400.0, False)):
+        question = Question(
+            cluster, _KOORDINATOR, now=made + later, scheduler_name="koord-scheduler"
+        )
+        (placed,) = place_pods(question, pods, progress=_quiet)["pods"]
+        assert bool(placed["node"]) == fits
+        (found,) = count_capacity(question, pods, limit=9, progress=_quiet)["capacity"]
+        assert found["count"] == int(fits)
+
+
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths of all values inside a tree."""
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
