@@ -47,6 +47,9 @@ from cluster.scheduler.tables.tables import Tables
 
 Pod = PendingPod[PodShape]
 
+_Reach = tuple[tuple[str, int], ...]
+"""Filters and their `cluster_version`: equal as long as only rows that changed have new masks."""
+
 _MOST_TRIED: Final = 16
 """Nodes that are tried for one member, first without victims, then with them. Chosen: amounts are
 mostly right, so the first node is; 100 members that meet 16 wrong ones each take two seconds."""
@@ -183,8 +186,8 @@ class _Seating:
         self._salt = salt
         self._costs: dict[Hashable, FreeingCosts] = {}
         """By priority and requested amounts."""
-        self._open: dict[PodShape, NDArray[np.bool_]] = {}
-        """Shape -> the rows where evictions may help it."""
+        self._open: dict[PodShape, tuple[_Reach, NDArray[np.bool_]]] = {}
+        """Shape -> the rows where evictions may help it, as of what reaches across nodes."""
         self._unfit: set[PodShape] = set()
 
     def seat(self, pods: Sequence[Pod], trial: Trial) -> list[Seat]:
@@ -206,7 +209,7 @@ class _Seating:
             for costs in self._costs.values():
                 costs.changed(candidate.row)
             if pod.shape in self._open:
-                self._open[pod.shape][candidate.row] = True
+                self._open[pod.shape][1][candidate.row] = True
         return seats
 
     def _booking(self, pod: Pod, row: int) -> Booking | None:
@@ -224,11 +227,7 @@ class _Seating:
         free = self._free(pod, evaluation)
         if free is not None:
             return Candidate(free, (), 0)
-        where = self._open.get(pod.shape)
-        if where is None:
-            where = self._open[pod.shape] = np.zeros(len(self._tables.nodes), dtype=np.bool_)
-            resolvable = diagnose(pod.shape, self._tables, evaluation.masks).resolvable
-            where[openable(self._tables, pod, resolvable, evaluation, self._may_be_victim)] = True
+        where = self._open_for(pod, evaluation)
         costs = self._costs_for(pod)
         for _ in range(_MOST_TRIED):
             freed = costs.cheapest(where)
@@ -239,6 +238,25 @@ class _Seating:
                 return candidate
             where[freed.candidate.row] = False
         return None
+
+    def _open_for(self, pod: Pod, evaluation: Evaluation) -> NDArray[np.bool_]:
+        """Return by row whether evictions there may help a member; kept for its shape.
+
+        A member that got a node, and the victims there, change what spread and affinity between
+        pods refuse on other nodes; then it is worked out again.
+        """
+        reach = tuple(
+            (plugin.name, plugin.cluster_version(pod.shape, self._tables))
+            for plugin, _ in evaluation.masks
+        )
+        kept = self._open.get(pod.shape)
+        if kept is not None and kept[0] == reach:
+            return kept[1]
+        where = np.zeros(len(self._tables.nodes), dtype=np.bool_)
+        resolvable = diagnose(pod.shape, self._tables, evaluation.masks).resolvable
+        where[openable(self._tables, pod, resolvable, evaluation, self._may_be_victim)] = True
+        self._open[pod.shape] = reach, where
+        return where
 
     def _evicted(self, pod: Pod, by_amounts: Candidate, trial: Trial) -> Candidate | None:
         """Take the victims of a node out of the trial: those by amounts if the pod fits then.

@@ -164,6 +164,35 @@ def test_a_refused_eviction_ends_the_nomination_and_the_gang_is_tried_again() ->
     assert len(bed.victims) == 8
 
 
+@pytest.mark.parametrize(("in_a", "members"), [(0, 8), (2, 4)])
+def test_members_that_are_spread_over_zones_get_room_in_each(in_a: int, members: int) -> None:
+    bed = Bed(_CONFIGURATION)
+    for zone in "ab":
+        for number in range(4):
+            bed.node(f"{zone}{number}", 4, zone=zone)
+            bed.pod(f"low-{zone}{number}", 4, 1, node=f"{zone}{number}")
+    bed.node("own", 2, zone="a")
+    for number in range(2):
+        bed.pod(f"own-{number}", 1, 10, node="own", app="x" if in_a else "y")
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "zone",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "x"}},
+    }
+    names = [f"g{number}" for number in range(members)]
+    for name in names:
+        bed.pod(name, 4, 10, gang=members, app="x", topologySpreadConstraints=[spread])
+    bed.run()
+    zones = Counter(bed.nominated[name][0] for name in names)
+    assert zones["a"] + in_a == zones["b"]
+    assert len(bed.evicted()) == members
+    for victim in bed.evicted():
+        bed.gone(victim)
+    bed.run(30.0)
+    assert all(bed.node_of(name) for name in names)
+
+
 def test_a_pod_without_a_gang_preempts_by_itself() -> None:
     bed = _bed(nodes=1)
     bed.pod("new", 2, 10)

@@ -79,13 +79,13 @@ class Bed:
         obj["metadata"]["resourceVersion"] = str(self._version)
         cache.take(msgspec.json.encode({"type": kind, "object": obj}))
 
-    def node(self, name: str, cpu: int) -> None:
+    def node(self, name: str, cpu: int, **labels: str) -> None:
         amounts = {"cpu": str(cpu), "memory": "64Gi", "pods": "110"}
         self.show(
             self.core.nodes,
             "ADDED",
             {
-                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+                "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
                 "status": {"allocatable": amounts},
             },
         )
