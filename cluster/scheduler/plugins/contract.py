@@ -162,6 +162,15 @@ class OfNodeAlone:
     __slots__ = ()
 
 
+class AppliesByShape:
+    """A plugin whose `applies` follows from the pod's shape and its own settings alone.
+
+    It is asked once for a shape, and not again when tables change.
+    """
+
+    __slots__ = ()
+
+
 class ScoredAsIs:
     """A score whose raw numbers are 0..100 already."""
 

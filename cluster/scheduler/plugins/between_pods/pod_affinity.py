@@ -209,7 +209,10 @@ class InterPodAffinity:
     # --- what runs around the pod --------------------------------------------------------------
 
     def _around(self, pod: PodShape, tables: Tables) -> _Around:
-        kept = pod.derived(_kept_around).setdefault(tables, {})
+        of_tables = pod.derived(_kept_around)
+        kept = of_tables.get(tables)
+        if kept is None:
+            kept = of_tables[tables] = {}
         version = (
             tables.matches.affinity_version,
             tables.namespaces.version,

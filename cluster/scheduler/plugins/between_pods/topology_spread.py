@@ -27,7 +27,14 @@ from cluster.scheduler.plugins.between_pods.pod_selection import (
     selector_key,
     spread_selector,
 )
-from cluster.scheduler.plugins.contract import MAX_SCORE, Leaving, Mask, Reason, Scores
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    Leaving,
+    Mask,
+    Reason,
+    Scores,
+)
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.taints import TaintToleration
 from cluster.scheduler.tables.labels import ABSENT
@@ -60,7 +67,7 @@ class _Domains:
 
 
 @dataclass(frozen=True, slots=True)
-class PodTopologySpread:
+class PodTopologySpread(AppliesByShape):
     """defaults: constraints of pods that have none, by the selector of their workload.
     system_defaults: whether these are the built-in ones, which do not leave out nodes without a
     key."""
@@ -143,7 +150,7 @@ class PodTopologySpread:
 
 
 @dataclass(frozen=True, slots=True)
-class PodTopologySpreadScore:
+class PodTopologySpreadScore(AppliesByShape):
     """The score of `spread`'s constraints."""
 
     spread: PodTopologySpread

@@ -29,6 +29,7 @@ from cluster.scheduler.exact.devices.records import (
     supports,
 )
 from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
     Mask,
     Reason,
     Restored,
@@ -75,7 +76,7 @@ MOST_MODELS: Final = 32
 """Unsupported models with a reason of their own; a mask has 62 bits."""
 
 
-class DeviceShareFilter:
+class DeviceShareFilter(AppliesByShape):
     """Holds back nodes that cannot give the devices."""
 
     name = NAME
@@ -324,7 +325,7 @@ def _by_partition(
     return mask
 
 
-class DeviceShareScore:
+class DeviceShareScore(AppliesByShape):
     """Ranks nodes by how full their devices of the requested types would be, summed over types."""
 
     name = NAME

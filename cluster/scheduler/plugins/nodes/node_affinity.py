@@ -17,6 +17,7 @@ import numpy as np
 from apis.scheduling_pod import NodeAffinity as Terms
 from apis.scheduling_pod import NodeSelectorTerm
 from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
     Mask,
     OfNodeAlone,
     Reason,
@@ -35,7 +36,7 @@ _NO_MATCH: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAffinity(OfNodeAlone):
+class NodeAffinity(OfNodeAlone, AppliesByShape):
     """added: terms of the profile that apply to all of its pods in addition to their own."""
 
     added: Terms | None = None

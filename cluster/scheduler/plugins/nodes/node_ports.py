@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import Leaving, Mask, Reason, Restored
+from cluster.scheduler.plugins.contract import AppliesByShape, Leaving, Mask, Reason, Restored
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.ports import meet
 from cluster.scheduler.tables.shapes import PodShape
@@ -25,7 +25,7 @@ _IN_USE: Final = (Reason("node(s) didn't have free ports for the requested pod p
 
 
 @dataclass(frozen=True, slots=True)
-class NodePorts:
+class NodePorts(AppliesByShape):
     """restored: ports of reservations count as free for pods that may use these."""
 
     restored: Restored | None = None

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import Mask, Reason, Refusal
+from cluster.scheduler.plugins.contract import AppliesByShape, Mask, Reason, Refusal
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.scheduling_hint import has_hint, hint_of
 from cluster.scheduler.tables.shapes import PodShape
@@ -24,7 +24,7 @@ _REASONS: Final = (Reason(f"node(s) didn't satisfy plugin(s) [{NAME}]", resolvab
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulingHintNodes:
+class SchedulingHintNodes(AppliesByShape):
     """most_preferred: preferred nodes of a hint that are tried, from the first."""
 
     most_preferred: int = 100

@@ -17,6 +17,7 @@ import numpy as np
 from apis.core import Taint
 from apis.taints import tolerated
 from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
     Mask,
     OfNodeAlone,
     Reason,
@@ -72,7 +73,7 @@ class TaintToleration(OfNodeAlone):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUnschedulable(OfNodeAlone):
+class NodeUnschedulable(OfNodeAlone, AppliesByShape):
     name: str = "NodeUnschedulable"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:

@@ -64,12 +64,12 @@ def node_score(
     """Return what `node_scores` gives one row."""
     table.follow()
     asks = (
-        table.policy[row]
-        or table.bind_policy[row]
+        table.policy.item(row)
+        or table.bind_policy.item(row)
         or own_policy(settings, pod)[0]
         or pod.derived(pod_specs).numa.numa_topology_policy
     )
-    if asks or table.cpu_ratio[row] != NO_RATIO:
+    if asks or table.cpu_ratio.item(row) != NO_RATIO:
         return int(node_scores(table, settings, pod, tables, only(row))[0])
     weights = looked_at(pod, tables, settings.scoring.weights.items())
     resources = [resource for resource, _ in weights]

@@ -51,18 +51,24 @@ class ElasticQuotaAdmission:
         quota, requests = belongs.quota, belongs.requests
         if quota is None or not requests:
             return None
+        if self.quotas.is_counted(belongs):
+            return self._refusal(quota, requests, firm=belongs.firm)
         with self.quotas.counted(belongs):
-            exceeded = self._exceeded(quota, requests)
-            if exceeded:
-                return Refusal(
-                    self.name,
-                    f"Insufficient quotas, quotaName: {quota.name}, "
-                    + self._amounts(quota, requests, exceeded),
-                    resolvable=True,
-                )
-            if belongs.firm and (firm := self._firm_refusal(quota, requests)):
-                return firm
-            return self._refusal_above(quota, requests) if self.parents else None
+            return self._refusal(quota, requests, firm=belongs.firm)
+
+    def _refusal(self, quota: QuotaNode, requests: Amounts, *, firm: bool) -> Refusal | None:
+        """Return why a pod that is counted in the request is not admitted, None if it is."""
+        exceeded = self._exceeded(quota, requests)
+        if exceeded:
+            return Refusal(
+                self.name,
+                f"Insufficient quotas, quotaName: {quota.name}, "
+                + self._amounts(quota, requests, exceeded),
+                resolvable=True,
+            )
+        if firm and (refusal := self._firm_refusal(quota, requests)):
+            return refusal
+        return self._refusal_above(quota, requests) if self.parents else None
 
     def left(self, quota: QuotaNode) -> Amounts:
         """Return how much the pods of a quota may use beyond what they use, by resource."""

@@ -18,7 +18,14 @@ from apis.keys import (
     ANNOTATION_RESERVE_POD,
     LABEL_IS_PRE_ALLOCATABLE,
 )
-from cluster.scheduler.plugins.contract import Given, Mask, Reason, Recorded, Refusal
+from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
+    Given,
+    Mask,
+    Reason,
+    Recorded,
+    Refusal,
+)
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
@@ -48,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class PreAllocating:
+class PreAllocating(AppliesByShape):
     """Admission, Filter and Allocator for such reserve pods alone."""
 
     settings: Settings = Settings()

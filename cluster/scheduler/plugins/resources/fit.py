@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import Given, Mask, Reason, Restored, only
+from cluster.scheduler.plugins.contract import AppliesByShape, Given, Mask, Reason, Restored, only
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -24,7 +24,7 @@ _TOO_MANY_PODS: Final = Reason("Too many pods")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFit:
+class NodeResourcesFit(AppliesByShape):
     """ignored: extended resources that are not looked at. ignored_groups: prefixes of such names,
     the part before the slash. restored: what reservations of a node have left counts as free for
     pods that may use these; whether one of them has all of it is left to Reservation."""
@@ -70,13 +70,14 @@ class NodeResourcesFit:
         nodes = tables.nodes
         if self._given(pod, tables, only(row)) is not None:
             return int(self.filter(pod, tables, only(row))[0])
-        mask = int(nodes.allowed_pods[row] <= nodes.pods[row])
-        allocatable, requested = nodes.allocatable[row].tolist(), nodes.requested[row].tolist()
+        mask = int(nodes.allowed_pods.item(row) <= nodes.pods.item(row))
+        allocatable, requested = nodes.allocatable, nodes.requested
         for number, (name, request) in enumerate(self.looked_at(pod)):
             column = nodes.resources.find(name)
-            if column is None or request > allocatable[column]:
+            most = 0 if column is None else allocatable.item(row, column)
+            if column is None or request > most:
                 mask |= 4 << (2 * number)
-            elif request > allocatable[column] - requested[column]:
+            elif request > most - requested.item(row, column):
                 mask |= 2 << (2 * number)
         return mask
 

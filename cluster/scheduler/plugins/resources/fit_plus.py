@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores
 from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -31,7 +31,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFitPlus(ScoredAsIs):
+class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape):
     resources: tuple[tuple[str, Strategy], ...] = ()
     name: str = "NodeResourcesFitPlus"
 
@@ -59,7 +59,7 @@ class NodeResourcesFitPlus(ScoredAsIs):
 
 
 @dataclass(frozen=True, slots=True)
-class ScarceResourceAvoidance(ScoredAsIs):
+class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape):
     scarce: frozenset[str] = frozenset()
     name: str = "ScarceResourceAvoidance"
 

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from apis.qos import PriorityClass
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Reason, ScoredAsIs, Scores
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    Mask,
+    Reason,
+    ScoredAsIs,
+    Scores,
+)
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
@@ -26,7 +33,7 @@ from cluster.scheduler.tables.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAwareScheduling(ScoredAsIs):
+class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
     """hold_back_expired: whether a node whose report is too old is held back at all.
     pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
     the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
@@ -95,17 +102,18 @@ class LoadAwareScheduling(ScoredAsIs):
             of_prod = load.prod_limits[row].tolist()
             by_prod = any(of_prod)
             limits = of_prod if by_prod else limits
-        if not any(limits) or not load.reported[row]:
+        if not any(limits) or not load.reported.item(row):
             return 0
-        if self.hold_back_expired and load.expired[row]:
+        if self.hold_back_expired and load.expired.item(row):
             return int(not self.pass_expired)
         base, delta = (load.prod_usage, load.prod_delta) if by_prod else (load.base, load.delta)
-        used = (base[row] + delta[row] + load.estimate(pod)).tolist()
-        allocatable = load.allocatable[row].tolist()
-        mask, aggregated = 0, bool(load.aggregated[row]) and not by_prod
-        for number, (limit, some) in enumerate(zip(limits, allocatable, strict=True)):
+        own = load.estimate(pod)
+        mask, aggregated = 0, load.aggregated.item(row) and not by_prod
+        for number, limit in enumerate(limits):
+            some = load.allocatable.item(row, number)
             if limit > 0 and some > 0:
-                percent = (200 * min(used[number], LARGEST_AMOUNT) + some) // (2 * some)
+                used = base.item(row, number) + delta.item(row, number) + own.item(number)
+                percent = (200 * min(used, LARGEST_AMOUNT) + some) // (2 * some)
                 mask |= (percent > limit) << (1 + 2 * number + aggregated)
         return mask
 
@@ -141,24 +149,26 @@ class LoadAwareScheduling(ScoredAsIs):
         load = self.load
         load.reach(len(tables.nodes))
         if self.score_by_prod and pod.priority_class is PriorityClass.PROD:
-            used = load.prod_usage[row] + load.prod_delta[row]
-        elif load.expired[row]:
-            used = load.estimated[row]
+            columns: tuple[Scores, ...] = load.prod_usage, load.prod_delta
+        elif load.expired.item(row):
+            columns = (load.estimated,)
         else:
-            used = load.score_base[row] + load.delta[row]
-        amounts = (used + load.estimate(pod)).tolist()
+            columns = load.score_base, load.delta
+        own = load.estimate(pod)
         total, whole, least = 0, self.dominant_weight, MAX_SCORE
-        for name, amount, cap in zip(
-            load.resources, amounts, load.allocatable[row].tolist(), strict=True
-        ):
+        for number, name in enumerate(load.resources):
             weight = load.settings.weights.get(name, 0)
             whole += weight
+            cap = load.allocatable.item(row, number)
             if cap > 0:
+                amount = own.item(number)
+                for column in columns:
+                    amount += column.item(row, number)
                 part = 0 if amount > cap else (cap - amount) * MAX_SCORE // cap
                 total += part * weight
                 least = min(least, part) if weight > 0 else least
         total += self.dominant_weight * least if self.dominant_weight else 0
-        return int(total // max(whole, 1))
+        return total // max(whole, 1)
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:

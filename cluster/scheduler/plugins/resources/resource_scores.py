@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import CPU, MEMORY
-from cluster.scheduler.plugins.contract import MAX_SCORE, ScoredAsIs, Scores, only
+from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores, only
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -75,25 +75,26 @@ def capacities_and_uses_of(
 ) -> list[tuple[int, int]]:
     """Return (cap, req) of each of `resources`, as `capacities_and_uses`, for one row."""
     nodes = tables.nodes
-    cap, req = nodes.allocatable[row].tolist(), nodes.requested[row].tolist()
     found = []
     for resource in resources:
         column = nodes.resources.column(resource)
         if with_defaults and column in (CPU_COLUMN, MEMORY_COLUMN):
-            use = int(nodes.scored[row, column]) + pod.scored[resource]
+            use = nodes.scored.item(row, column) + pod.scored[resource]
         else:
-            use = req[column] + pod.requests.get(resource, 0)
-        found.append((cap[column], use))
+            use = nodes.requested.item(row, column) + pod.requests.get(resource, 0)
+        found.append((nodes.allocatable.item(row, column), use))
     return found
 
 
 def looked_at(pod: PodShape, tables: Tables, weights: Iterable[tuple[str, int]]) -> Weights:
     """Return the resources that count: nodes have them, and the pod requests extended ones."""
+    find = tables.nodes.resources.find
     return tuple(
-        (resource, weight)
-        for resource, weight in weights
-        if tables.nodes.resources.find(resource) is not None
-        and ("/" not in resource or pod.requests.get(resource))
+        [
+            (resource, weight)
+            for resource, weight in weights
+            if find(resource) is not None and ("/" not in resource or pod.requests.get(resource))
+        ]
     )
 
 
@@ -116,7 +117,7 @@ def weighted_mean_of(parts: Iterable[tuple[int, int]], weights: Weights) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighted(ScoredAsIs):
+class _Weighted(ScoredAsIs, AppliesByShape):
     weights: Weights = _DEFAULT_WEIGHTS
     name: str = "NodeResourcesFit"
 
@@ -176,7 +177,7 @@ class MostAllocated(_Weighted):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedToCapacityRatio(ScoredAsIs):
+class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
     """Prefers nodes by a function of how full they would be. points: (utilization, score 0..10) by
     ascending utilization."""
 
@@ -222,7 +223,7 @@ class RequestedToCapacityRatio(ScoredAsIs):
 
 
 @dataclass(frozen=True, slots=True)
-class BalancedAllocation(ScoredAsIs):
+class BalancedAllocation(ScoredAsIs, AppliesByShape):
     """Prefers nodes whose resources would be used evenly. resources: at least one."""
 
     resources: tuple[str, ...] = (CPU, MEMORY)
@@ -250,23 +251,26 @@ class BalancedAllocation(ScoredAsIs):
 
     def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return what `score` gives one row."""
-        resources = [
-            resource
-            for resource, _ in looked_at(pod, tables, ((name, 1) for name in self.resources))
-        ]
+        weights = looked_at(pod, tables, [(name, 1) for name in self.resources])
+        resources = [resource for resource, _ in weights]
         if len(resources) != _TWO:
             return int(self.score(pod, tables, only(row))[0])
         found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=False)
-        evenness = [MAX_SCORE, MAX_SCORE]
-        if all(cap > 0 for cap, _ in found):
-            for at, own in enumerate(([0, 0], [pod.requests.get(name, 0) for name in resources])):
-                # Floats before the division, as NumPy has them.
-                first, second = (
-                    min(1.0, float(req - less) / float(cap))
-                    for (cap, req), less in zip(found, own, strict=True)
-                )
-                evenness[at] = int((1 - abs(first - second) / 2) * MAX_SCORE)
-        return _UNCHANGED + (evenness[0] - evenness[1]) // 2
+        (cap, req), (other_cap, other_req) = found
+        if cap <= 0 or other_cap <= 0:
+            return _UNCHANGED
+        own, other_own = (pod.requests.get(name, 0) for name in resources)
+        after = _evenness(req, cap, other_req, other_cap)
+        before = _evenness(req - own, cap, other_req - other_own, other_cap)
+        return _UNCHANGED + (after - before) // 2
+
+
+def _evenness(req: int, cap: int, other_req: int, other_cap: int) -> int:
+    """Return how evenly two resources of a node would be used, 0..100."""
+    # Floats before the division, as NumPy has them.
+    use = min(1.0, float(req) / float(cap))
+    other_use = min(1.0, float(other_req) / float(other_cap))
+    return int((1 - abs(use - other_use) / 2) * MAX_SCORE)
 
 
 _TWO: Final = 2

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.cycle.evaluation import Evaluator, Profile
+from cluster.scheduler.plugins.contract import Mask, Reason
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.plugins.resources.resource_scores import BalancedAllocation, LeastAllocated
 from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -125,3 +127,49 @@ def test_only_the_shapes_that_were_used_last_are_kept() -> None:
     assert first() is None
     assert last() is not None
     assert not len(shapes)
+
+
+def test_a_plugin_that_applies_by_shape_is_asked_once_for_a_shape() -> None:
+    asked = []
+
+    class Fixed(NodeResourcesFit):
+        __slots__ = ()
+
+        def applies(self, pod: PodShape, tables: Tables) -> bool:
+            asked.append(pod)
+            return True
+
+    tables = Tables()
+    tables.upsert_node(make_node("n"))
+    evaluator = Evaluator(Profile("koord-scheduler", filters=(Fixed(),)), tables)
+    shape = Shapes().of(make_pod("a"))
+    for _ in range(3):
+        evaluator.evaluate(shape)
+    assert len(asked) == 1
+
+
+def test_a_plugin_that_applies_by_tables_is_asked_each_time_and_joins_when_it_applies() -> None:
+    class ByTables:
+        name = "ByTables"
+        on = False
+
+        def applies(self, pod: PodShape, tables: Tables) -> bool:
+            return self.on
+
+        def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+            return (Reason("no"),)
+
+        def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+            return np.ones_like(tables.nodes.pods[rows])
+
+        def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+            return 0
+
+    plugin = ByTables()
+    tables = Tables()
+    tables.upsert_node(make_node("n"))
+    evaluator = Evaluator(Profile("koord-scheduler", filters=(plugin,)), tables)
+    shape = Shapes().of(make_pod("a"))
+    for on in (False, True, False):
+        plugin.on = on
+        assert evaluator.evaluate(shape).feasible.tolist() == ([] if on else [0])

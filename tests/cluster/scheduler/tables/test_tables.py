@@ -162,6 +162,17 @@ def test_a_row_keeps_its_number_and_a_freed_one_is_used_again() -> None:
     assert tables.nodes.row("n7") is None
 
 
+def test_rows_that_changed_are_those_with_a_newer_version_however_many_changes_ago() -> None:
+    nodes = Tables().nodes
+    for number in range(50):
+        nodes.upsert(make_node(f"n{number}"))
+    for number in range(200):
+        nodes.touch(number * number % 37)
+    for version in range(nodes.version + 2):
+        newer = np.flatnonzero(nodes.row_version[: len(nodes)] > version).tolist()
+        assert nodes.changed_since(version).tolist() == newer, version
+
+
 def test_absurd_amounts_stay_within_what_columns_can_add() -> None:
     tables = Tables()
     shapes = Shapes()
