@@ -5,7 +5,7 @@ priority, then by time. Pods of one shape that were refused wait together (`Held
 look at is the same, so one of them is tried for all, and a change of the cluster costs the same for
 ten thousand of them as for one. When that one is placed, the next follows; when it is refused, all
 wait again. Differences from kube-scheduler, which keeps and retries each pod on its own:
-docs/facts/scheduler.md, "The queue".
+docs/facts/scheduler.md, "The queue". The places themselves: `waiting_pods`.
 
 No I/O, no clock: `now` is in seconds on a clock that never jumps and begins about 1970, so that it
 compares with the times at which pods were created.
@@ -14,7 +14,6 @@ compares with the times at which pods were created.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -26,7 +25,6 @@ from cluster.scheduler.cycle.events import (
     may_help,
 )
 from cluster.scheduler.cycle.in_flight import InFlight
-from cluster.scheduler.cycle.ordered import Ordered
 from cluster.scheduler.cycle.waiting import (
     Attempt,
     Backoff,
@@ -34,9 +32,9 @@ from cluster.scheduler.cycle.waiting import (
     Gate,
     Gated,
     Held,
-    HeldKey,
     Place,
 )
+from cluster.scheduler.cycle.waiting_pods import WaitingPods
 from cluster.scheduler.tables.pending import PendingPod, Shape
 
 S = TypeVar("S", bound=Shape)
@@ -52,9 +50,6 @@ STATE_INTERVAL_S: Final = 0.1
 take a twentieth of the time at most; with twice the value a pod of a full quota is tried that much
 later after another one has gone."""
 _STATE_SHAPES: Final = 2000
-_SET_BACK_S: Final = 1.0
-"""A clock that goes back by more was set back. Chosen: the shortest back-off; by less, what waits
-for a time waits that much longer."""
 
 _POD_ADDED: Final = "UnschedulablePodAdd"
 _POD_EDITED: Final = "UnschedulablePodUpdate"
@@ -85,31 +80,16 @@ class SchedulingQueue(Generic[S]):
         self._backoff = backoff or Backoff()
         self._longest_unschedulable_s = longest_unschedulable_s
         self._entries: dict[str, Entry[S]] = {}
-        self._active: Ordered[Entry[S] | Held[S]] = Ordered()
-        self._refused: Ordered[Held[S]] = Ordered()
-        """Backing off after a refusal, by the end of that."""
-        self._failed: Ordered[Entry[S]] = Ordered()
-        """Backing off after an error, by the end of that."""
+        self._waiting: WaitingPods[S] = WaitingPods()
+        self.incoming = self._waiting.incoming
+        """How many pods came to a place: see WaitingPods."""
         self._in_flight: InFlight[Entry[S]] = InFlight()
-        self._held: dict[HeldKey, Held[S]] = {}
-        self._held_of_gang: dict[str, dict[Held[S], None]] = {}
-        self._single_of_gang: dict[str, OrderedDict[str, Entry[S]]] = {}
-        """Gang members that are active or back off on their own."""
-        self._waiting_for: dict[str, dict[Held[S], None]] = {}
-        """Plugin -> unschedulable pods that it refused."""
-        self._gated_news: dict[str, Gated[S]] = {}
-        self._counts = dict.fromkeys(Place, 0)
         self._changed: set[str] = set()
         """Plugins with hints by state, after changes about which they were not asked yet."""
         self._ask_at = -math.inf
         """When they may be asked again."""
         self._next_flush: float | None = None
-        self._latest = -math.inf
-        """The latest `now` since the clock was last set back."""
         self._attempts = 0
-        self.incoming: Counter[tuple[str, str]] = Counter()
-        """How many pods came to a place, by why and by the place's name in kube-scheduler, where
-        gated pods are among the unschedulable ones."""
 
     # --- what is in the queue --------------------------------------------------------------------
 
@@ -119,22 +99,18 @@ class SchedulingQueue(Generic[S]):
 
     def count(self, place: Place) -> int:
         """Return how many pods are at a place."""
-        return len(self._in_flight) if place is Place.IN_FLIGHT else self._counts[place]
+        return len(self._in_flight) if place is Place.IN_FLIGHT else self._waiting.count(place)
 
     def refusing(self) -> Iterator[tuple[str, S, int]]:
         """Yield which plugins hold unschedulable pods back: plugin, shape, count of pods.
 
         Pods that several plugins refused come with each.
         """
-        for plugin, waiting in self._waiting_for.items():
-            for held in waiting:
-                first = next(iter(held.pods.values()), None)
-                if first is not None:
-                    yield plugin, first.pod.shape, len(held.pods)
+        return self._waiting.refusing()
 
     def gated_by(self) -> Iterator[tuple[str, S]]:
         """Yield which plugin keeps each gated pod out, and the pod's shape."""
-        for entry in self._entries.values() if self._counts[Place.GATED] else ():
+        for entry in self._entries.values() if self.count(Place.GATED) else ():
             if entry.gate is not None:
                 yield entry.gate.plugin, entry.pod.shape
 
@@ -167,15 +143,7 @@ class SchedulingQueue(Generic[S]):
 
     def untried(self, gangs: Iterable[str]) -> int:
         """Return how many members of `gangs` are active or back off: they will be tried."""
-        return sum(
-            len(self._single_of_gang.get(gang, ()))
-            + sum(
-                len(held.pods)
-                for held in self._held_of_gang.get(gang, ())
-                if held.place is not Place.UNSCHEDULABLE
-            )
-            for gang in gangs
-        )
+        return self._waiting.untried(gangs)
 
     def tries(self, uid: str) -> tuple[int, float]:
         """Return how often a pod was tried, and when it first passed its gates; 0 if unknown."""
@@ -191,7 +159,7 @@ class SchedulingQueue(Generic[S]):
 
     def next_time(self) -> float | None:
         """Return when `pop` may have a pod that it has not now, without any further input."""
-        failed = self._failed.first()
+        failed = self._waiting.failed.first()
         times = [] if failed is None else [failed[0][0]]
         if self._changed:
             times.append(self._ask_at)
@@ -204,9 +172,7 @@ class SchedulingQueue(Generic[S]):
 
         For the condition and the event that show a user why the pod waits.
         """
-        news = tuple(self._gated_news.values())
-        self._gated_news.clear()
-        return news
+        return self._waiting.take_gated()
 
     # --- pods come, change and go ----------------------------------------------------------------
 
@@ -224,7 +190,7 @@ class SchedulingQueue(Generic[S]):
             self._admit(entry, now, _GATE_OPENED)
         elif not _alike(before, pod):
             entry.pod = before
-            self._withdraw(entry)
+            self._waiting.withdraw(entry)
             entry.pod = pod
             self._admit(entry, now, _POD_EDITED)
 
@@ -236,7 +202,7 @@ class SchedulingQueue(Generic[S]):
         if entry.place is Place.IN_FLIGHT:
             self._in_flight.drop(uid)
         else:
-            self._withdraw(entry)
+            self._waiting.withdraw(entry)
 
     # --- attempts --------------------------------------------------------------------------------
 
@@ -248,16 +214,16 @@ class SchedulingQueue(Generic[S]):
         """
         self.advance(now)
         while True:
-            found = self._active.first()
+            found = self._waiting.active.first()
             if found is None:
-                early = self._refused.first()
+                early = self._waiting.refused.first()
                 if early is None:
                     return None
                 self._activate_held(early[1], _TRIED_EARLY)
                 continue
             item = found[1]
             entry = item if isinstance(item, Entry) else next(iter(item.pods.values()))
-            self._withdraw(entry)
+            self._waiting.withdraw(entry)
             if self._closed(entry):
                 continue
             entry.attempts += 1
@@ -313,24 +279,24 @@ class SchedulingQueue(Generic[S]):
             if returned is not None:
                 members.append(returned.entry)
         for gang in gangs:
-            singles = tuple(self._single_of_gang.get(gang, {}).values())
+            singles = tuple(self._waiting.singles(gang))
             for single in singles:
-                self._withdraw(single)
+                self._waiting.withdraw(single)
             members += singles
         edited = any(member.edited for member in members)
         # The refused member comes first, so that the next try fails, if it does, before the others
         # were given nodes.
-        groups = dict.fromkeys(self._hold(member) for member in members)
+        groups = dict.fromkeys(self._waiting.hold(member) for member in members)
         next(iter(groups)).pods.move_to_end(uid, last=False)
         for gang in gangs:
-            groups.update(self._held_of_gang.get(gang, {}))
+            groups.update(dict.fromkeys(self._waiting.groups(gang)))
         refusals = max(held.refusals for held in groups)
         for held in groups:
             held.probes = ((entry.pod, frozenset(plugins)),)
             held.refusals = refusals
             held.refused_at = now
             held.order = entry.order
-            self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
+            self._put_unschedulable(held)
         if edited or self._helped(groups, landed.events):
             self._wake(groups, now, _ATTEMPT_FAILED)
 
@@ -346,11 +312,11 @@ class SchedulingQueue(Generic[S]):
         probes = {
             (probe.uid, plugins): (probe, plugins)
             for gang in gangs
-            for held in self._held_of_gang.get(gang, ())
+            for held in self._waiting.groups(gang)
             for probe, plugins in held.probes
         }
         order = max(
-            (held.order for gang in gangs for held in self._held_of_gang.get(gang, ())), default=0
+            (held.order for gang in gangs for held in self._waiting.groups(gang)), default=0
         )
         groups: dict[Held[S], None] = {}
         for uid in uids:
@@ -359,12 +325,12 @@ class SchedulingQueue(Generic[S]):
                 continue
             again = again or landed.entry.edited
             landed.entry.refusals += 1
-            groups[self._hold(landed.entry)] = None
+            groups[self._waiting.hold(landed.entry)] = None
         for held in groups:
             held.probes = tuple(probes.values())
             held.order = order
             held.refused_at = now
-            self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
+            self._put_unschedulable(held)
         if again:
             self._wake(groups, now, _ATTEMPT_FAILED)
 
@@ -378,7 +344,7 @@ class SchedulingQueue(Generic[S]):
         entry.errors += 1
         entry.since = now
         until = now + self._backoff.after(entry.errors)
-        self._put_single(entry, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
+        self._waiting.put(entry, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
 
     def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
         """Have a refused pod, and the refused members of `gangs`, back off as after an error.
@@ -387,16 +353,16 @@ class SchedulingQueue(Generic[S]):
         longest of their back-offs. A pod that was not refused, or backs off after an error
         already, stays as it is.
         """
-        groups = {held: None for gang in gangs for held in self._held_of_gang.get(gang, ())}
+        groups = {held: None for gang in gangs for held in self._waiting.groups(gang)}
         entries = {e.pod.uid: e for held in groups for e in held.pods.values()}
         entry = self._entries.get(uid)
         if entry is not None and entry.held is not None:
             entries[uid] = entry
         for each in entries.values():
-            self._withdraw(each)
+            self._waiting.withdraw(each)
         until = now + self._backoff.after(max((e.refusals for e in entries.values()), default=0))
         for each in entries.values():
-            self._put_single(each, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
+            self._waiting.put(each, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
 
     # --- what makes pods active again ------------------------------------------------------------
 
@@ -412,10 +378,10 @@ class SchedulingQueue(Generic[S]):
         groups: dict[Held[S], None] = {}
         for plugin in interest:
             if plugin in self._events.by_state and event.concerns_all:
-                if plugin in self._waiting_for:
+                if self._waiting.refused_by(plugin):
                     self._changed.add(plugin)
                 continue
-            for held in self._waiting_for.get(plugin, ()):
+            for held in self._waiting.refused_by(plugin):
                 if held not in groups and self._may_help(held, event, interest):
                     groups[held] = None
         return self._wake(groups, now, event_name(event.kind, event.action))
@@ -425,7 +391,7 @@ class SchedulingQueue(Generic[S]):
 
         Pods that wait together become active together. Gated pods are tested again.
         """
-        before = self._counts[Place.ACTIVE]
+        before = self.count(Place.ACTIVE)
         for uid in uids:
             entry = self._entries.get(uid)
             if entry is None or entry.place is Place.IN_FLIGHT:
@@ -435,58 +401,42 @@ class SchedulingQueue(Generic[S]):
             elif entry.held is not None:
                 self._activate_held(entry.held, _ACTIVATED)
             elif entry.place is Place.BACKOFF:
-                self._withdraw(entry)
-                self._put_single(entry, Place.ACTIVE, _ACTIVATED)
-        return self._counts[Place.ACTIVE] - before
+                self._waiting.withdraw(entry)
+                self._waiting.put(entry, Place.ACTIVE, _ACTIVATED)
+        return self.count(Place.ACTIVE) - before
 
     def advance(self, now: float) -> None:
         """Move the pods whose time has come, and those that a change of state helps.
 
         `pop` does it too.
         """
-        if now < self._latest - _SET_BACK_S:
-            self._clock_was_set_back(now)
-        self._latest = max(self._latest, now)
         if self._changed and now >= self._ask_at:
             self._ask_by_state(now)
-        while (ready := self._refused.first()) is not None and ready[0][0] <= now:
+        while (ready := self._waiting.refused.first()) is not None and ready[0][0] <= now:
             self._activate_held(ready[1], _BACKOFF_OVER)
-        while (failed := self._failed.first()) is not None and failed[0][0] <= now:
-            self._withdraw(failed[1])
-            self._put_single(failed[1], Place.ACTIVE, _BACKOFF_OVER)
+        while (failed := self._waiting.failed.first()) is not None and failed[0][0] <= now:
+            self._waiting.withdraw(failed[1])
+            self._waiting.put(failed[1], Place.ACTIVE, _BACKOFF_OVER)
         if self._next_flush is not None and self._next_flush <= now:
             self._flush(now)
-
-    def _clock_was_set_back(self, now: float) -> None:
-        """End all back-offs, and count other times from now on."""
-        self._latest = self._ask_at = now
-        if self._next_flush is not None:
-            self._next_flush = now + FLUSH_INTERVAL_S
-        for held in self._held.values():
-            held.refused_at = min(held.refused_at, now)
-        while (refused := self._refused.first()) is not None:
-            self._activate_held(refused[1], _BACKOFF_OVER)
-        while (failed := self._failed.first()) is not None:
-            self._withdraw(failed[1])
-            self._put_single(failed[1], Place.ACTIVE, _BACKOFF_OVER)
 
     def _ask_by_state(self, now: float) -> None:
         """Move the pods that may be helped by all changes since the last question."""
         changed, self._changed = self._changed, set()
         interest = {plugin: self._events.by_state[plugin] for plugin in changed}
-        shapes = sum(len(self._waiting_for.get(plugin, ())) for plugin in changed)
+        shapes = sum(len(self._waiting.refused_by(plugin)) for plugin in changed)
         self._ask_at = now + STATE_INTERVAL_S * max(1.0, shapes / _STATE_SHAPES)
         groups = {
             held: None
             for plugin in changed
-            for held in self._waiting_for.get(plugin, ())
+            for held in self._waiting.refused_by(plugin)
             if any(may_help(pod, plugins, None, interest) for pod, plugins in held.probes)
         }
         self._wake(groups, now, _STATE_CHANGED)
 
     def _flush(self, now: float) -> None:
         limit = now - self._longest_unschedulable_s
-        unschedulable = [h for h in self._held.values() if h.place is Place.UNSCHEDULABLE]
+        unschedulable = self._waiting.unschedulable()
         waited = [held for held in unschedulable if held.refused_at <= limit]
         self._wake(waited, now, _WAITED_LONG)
         left = any(held.place is Place.UNSCHEDULABLE for held in unschedulable)
@@ -495,50 +445,41 @@ class SchedulingQueue(Generic[S]):
     # --- gates -----------------------------------------------------------------------------------
 
     def _closed(self, entry: Entry[S]) -> bool:
-        """Gate a pod that is in no place, if a gate says so."""
+        """Gate a pod that is in no place, or gated already, if a gate says so."""
         pod = entry.pod
         for gate in self._gates:
             reason = gate.test(pod)
             if reason is not None:
-                gated = Gated(pod, gate.plugin, reason)
-                if entry.gate is None or entry.gate.reason != reason:
-                    self._gated_news[pod.uid] = gated
-                entry.gate = gated
-                entry.place = Place.GATED
-                self._counts[Place.GATED] += 1
+                self._waiting.put_gated(entry, Gated(pod, gate.plugin, reason))
                 return True
         return False
 
     def _admit(self, entry: Entry[S], now: float, why: str) -> None:
         """Put a pod that is gated, or in no place, where it belongs."""
         was_gated = entry.gate is not None
-        if was_gated:
-            self._counts[Place.GATED] -= 1
         if self._closed(entry):
             if not was_gated:
                 self.incoming[why, Place.UNSCHEDULABLE.value] += 1
             return
-        entry.gate = None
-        self._gated_news.pop(entry.pod.uid, None)
+        if was_gated:
+            self._waiting.withdraw(entry)
+            entry.since = now
         if entry.entered is None:
             entry.entered = now
-        if was_gated:
-            entry.since = now
         gang = entry.pod.gang
         if gang:
-            singles = self._single_of_gang.get(gang)
+            singles = self._waiting.singles(gang)
             if singles:
                 # The members of a gang are tried in a row, so that two gangs do not take half of
                 # the nodes each.
-                entry.since = next(iter(singles.values())).since
-            elif gang in self._held_of_gang:
+                entry.since = next(iter(singles)).since
+            elif self._waiting.groups(gang):
                 # Alone it would wait on a node for members that are not tried.
-                held = self._hold(entry)
+                held = self._waiting.hold(entry)
                 self._wake((held,), now, why)
-                self.incoming[why, held.place.value] += held.joined
-                held.joined = 0
+                self._waiting.count_joined(held, why)
                 return
-        self._put_single(entry, Place.ACTIVE, why)
+        self._waiting.put(entry, Place.ACTIVE, why)
 
     # --- moves -----------------------------------------------------------------------------------
 
@@ -554,109 +495,22 @@ class SchedulingQueue(Generic[S]):
             self._admit(entry, now, _POD_EDITED)
             return
         entry.refusals += 1
-        held = self._hold(entry, alone=alone)
+        held = self._waiting.hold(entry, alone=alone)
         held.probes = ((entry.pod, frozenset(plugins)),)
         held.refused_at = now
         held.order = entry.order
-        self._put_held(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
+        self._put_unschedulable(held)
         if self._helped((held,), landed.events):
             self._wake((held,), now, _ATTEMPT_FAILED)
 
-    def _hold(self, entry: Entry[S], *, alone: str = "") -> Held[S]:
-        """Add a pod that is in no place to those that it waits with; these keep their place."""
-        pod = entry.pod
-        key = (pod.gang, pod.shape, pod.priority, alone)
-        held = self._held.get(key)
-        if held is None:
-            held = self._held[key] = Held(key)
-            if pod.gang:
-                self._held_of_gang.setdefault(pod.gang, {})[held] = None
-        entry.edited = False
-        entry.place = Place.UNSCHEDULABLE
-        entry.held = held
-        held.pods[pod.uid] = entry
-        held.joined += 1
-        held.refusals = max(held.refusals, entry.refusals)
-        self._counts[held.place] += 1
-        return held
-
-    def _put_single(self, entry: Entry[S], place: Place, why: str, *, until: float = 0.0) -> None:
-        """Make a pod that is in no place active, or have it back off after an error."""
-        pod = entry.pod
-        entry.place = place
-        self._counts[place] += 1
-        self.incoming[why, place.value] += 1
-        if place is Place.ACTIVE:
-            self._active.push((-pod.priority, entry.since, pod.gang), entry)
-        else:
-            self._failed.push((until,), entry)
-        if pod.gang:
-            self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
-
-    def _put_held(self, held: Held[S], place: Place, why: str) -> None:
-        """Move refused pods from where they are to `place`."""
-        self._counts[held.place] -= len(held.pods)
-        self._counts[place] += len(held.pods)
-        self.incoming[why, place.value] += held.joined if held.place is place else len(held.pods)
-        held.joined = 0
-        self._unlink(held)
-        held.place = place
-        gang, _, priority, _ = held.key
-        if place is Place.ACTIVE:
-            self._active.push((-priority, held.refused_at, gang), held)
-        elif place is Place.BACKOFF:
-            self._refused.push((self._backoff_end(held), -priority, gang), held)
-        else:
-            held.linked = tuple({plugin for _, plugins in held.probes for plugin in plugins})
-            for plugin in held.linked:
-                self._waiting_for.setdefault(plugin, {})[held] = None
-            if self._next_flush is None:
-                self._next_flush = held.refused_at + FLUSH_INTERVAL_S
-
-    def _unlink(self, held: Held[S]) -> None:
-        if held.serial:
-            (self._active if held.place is Place.ACTIVE else self._refused).remove(held)
-        for plugin in held.linked:
-            waiting = self._waiting_for[plugin]
-            del waiting[held]
-            if not waiting:
-                del self._waiting_for[plugin]
-        held.linked = ()
-
-    def _withdraw(self, entry: Entry[S]) -> None:
-        """Take a pod out of the place where it is, which is not in flight."""
-        held, pod = entry.held, entry.pod
-        if held is None:
-            self._counts[entry.place] -= 1
-            if entry.gate is not None:
-                entry.gate = None
-                self._gated_news.pop(pod.uid, None)
-                return
-            (self._active if entry.place is Place.ACTIVE else self._failed).remove(entry)
-            if pod.gang:
-                singles = self._single_of_gang[pod.gang]
-                del singles[pod.uid]
-                if not singles:
-                    del self._single_of_gang[pod.gang]
-            return
-        self._counts[held.place] -= 1
-        entry.held = None
-        entry.since = held.refused_at
-        entry.refusals = held.refusals
-        del held.pods[pod.uid]
-        if not held.pods:
-            self._unlink(held)
-            del self._held[held.key]
-            gang = held.key[0]
-            if gang:
-                others = self._held_of_gang[gang]
-                del others[held]
-                if not others:
-                    del self._held_of_gang[gang]
+    def _put_unschedulable(self, held: Held[S]) -> None:
+        self._waiting.move(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
+        if self._next_flush is None:
+            self._next_flush = held.refused_at + FLUSH_INTERVAL_S
 
     def _activate_held(self, held: Held[S], why: str) -> None:
         if held.place is not Place.ACTIVE:
-            self._put_held(held, Place.ACTIVE, why)
+            self._waiting.move(held, Place.ACTIVE, why)
 
     def _wake(self, groups: Iterable[Held[S]], now: float, why: str) -> int:
         """Move unschedulable pods to where they back off or are active; gangs as a whole."""
@@ -665,7 +519,7 @@ class SchedulingQueue(Generic[S]):
             gang = first.key[0]
             asleep = [
                 held
-                for held in (self._held_of_gang[gang] if gang else (first,))
+                for held in (self._waiting.groups(gang) if gang else (first,))
                 if held.place is Place.UNSCHEDULABLE
             ]
             if not asleep:
@@ -674,13 +528,11 @@ class SchedulingQueue(Generic[S]):
             refusals = max(held.refusals for held in asleep)
             for held in asleep:
                 held.refused_at, held.refusals = refused_at, refusals
-                ready = self._backoff_end(held) <= now
-                self._put_held(held, Place.ACTIVE if ready else Place.BACKOFF, why)
+                until = held.refused_at + self._backoff.after(held.refusals)
+                place = Place.ACTIVE if until <= now else Place.BACKOFF
+                self._waiting.move(held, place, why, until=until)
                 moved += len(held.pods)
         return moved
-
-    def _backoff_end(self, held: Held[S]) -> float:
-        return held.refused_at + self._backoff.after(held.refusals)
 
     # --- events ----------------------------------------------------------------------------------
 

@@ -227,31 +227,6 @@ def test_a_hint_that_fails_lets_the_pod_be_tried(caplog: pytest.LogCaptureFixtur
     assert "plugin Fit" in caplog.text
 
 
-def test_no_pod_waits_for_a_clock_that_was_set_back() -> None:
-    q = queue()
-    day = 86_400.0
-    for name in ("refused", "failed", "stuck"):
-        q.add(pending(name, name), now=day)
-        pop(q, now=day)
-    q.refuse("refused", {"Fit"}, now=day)
-    q.cluster_event(FREED, now=day)
-    q.fail("failed", now=day)
-    q.refuse("stuck", {"Taints"}, now=day)
-    assert counts(q) == (0, 2, 1, 0)
-    q.advance(day)
-    # By less than a second it is not set back.
-    q.advance(day - 0.5)
-    assert counts(q) == (0, 2, 1, 0)
-    q.advance(0.0)
-    assert counts(q) == (2, 0, 1, 0)
-    # Without any event "stuck" is tried five minutes later, not after a day.
-    q.advance(29.0)
-    assert q.place("stuck") is Place.UNSCHEDULABLE
-    for seconds in range(30, 331, 30):
-        q.advance(float(seconds))
-    assert q.place("stuck") is Place.ACTIVE
-
-
 def test_a_hint_by_state_is_asked_once_about_many_changes() -> None:
     asked: list[tuple[float, Any, Any]] = []
     now, has_room = 0.0, False

@@ -1,0 +1,205 @@
+"""The pods that wait, by place: active, backing off, unschedulable or gated.
+
+Each place is sorted by what is taken first. Refused pods of one shape form a group (`Held`), which
+moves as a whole. Indexes answer which groups a plugin refused, and where the members of a gang are.
+When and why a pod moves is decided by `queue`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from cluster.scheduler.cycle.ordered import Ordered
+from cluster.scheduler.cycle.waiting import Entry, Gated, Held, HeldKey, Place
+from cluster.scheduler.tables.pending import Shape
+
+S = TypeVar("S", bound=Shape)
+
+
+class WaitingPods(Generic[S]):
+    """Pods, each alone (`Entry`) or with others of its shape (`Held`), at their places."""
+
+    def __init__(self) -> None:
+        self.active: Ordered[Entry[S] | Held[S]] = Ordered()
+        """By priority, then by time."""
+        self.refused: Ordered[Held[S]] = Ordered()
+        """Backing off after a refusal, by the end of that."""
+        self.failed: Ordered[Entry[S]] = Ordered()
+        """Backing off after an error, by the end of that."""
+        self.incoming: Counter[tuple[str, str]] = Counter()
+        """How many pods came to a place, by why and by the place's name in kube-scheduler, where
+        gated pods are among the unschedulable ones."""
+        self._held: dict[HeldKey, Held[S]] = {}
+        self._held_of_gang: dict[str, dict[Held[S], None]] = {}
+        self._single_of_gang: dict[str, OrderedDict[str, Entry[S]]] = {}
+        """Gang members that are active or back off on their own."""
+        self._refused_by: dict[str, dict[Held[S], None]] = {}
+        """Plugin -> unschedulable pods that it refused."""
+        self._gated_news: dict[str, Gated[S]] = {}
+        self._counts = dict.fromkeys(Place, 0)
+
+    # --- what is where ---------------------------------------------------------------------------
+
+    def count(self, place: Place) -> int:
+        """Return how many pods are at a place, which is not IN_FLIGHT."""
+        return self._counts[place]
+
+    def refusing(self) -> Iterator[tuple[str, S, int]]:
+        """Yield which plugins hold unschedulable pods back: plugin, shape, count of pods.
+
+        Pods that several plugins refused come with each.
+        """
+        for plugin, groups in self._refused_by.items():
+            for held in groups:
+                first = next(iter(held.pods.values()), None)
+                if first is not None:
+                    yield plugin, first.pod.shape, len(held.pods)
+
+    def refused_by(self, plugin: str) -> Collection[Held[S]]:
+        """Return the unschedulable groups that a plugin refused."""
+        return self._refused_by.get(plugin, {})
+
+    def unschedulable(self) -> list[Held[S]]:
+        """Return all unschedulable groups."""
+        return [held for held in self._held.values() if held.place is Place.UNSCHEDULABLE]
+
+    def groups(self, gang: str) -> Collection[Held[S]]:
+        """Return the groups of refused members of a gang, wherever they are."""
+        return self._held_of_gang.get(gang, {})
+
+    def singles(self, gang: str) -> Collection[Entry[S]]:
+        """Return the members of a gang that are active or back off on their own."""
+        found = self._single_of_gang.get(gang)
+        return () if found is None else found.values()
+
+    def untried(self, gangs: Iterable[str]) -> int:
+        """Return how many members of `gangs` are active or back off: they will be tried."""
+        return sum(
+            len(self.singles(gang))
+            + sum(
+                len(held.pods)
+                for held in self.groups(gang)
+                if held.place is not Place.UNSCHEDULABLE
+            )
+            for gang in gangs
+        )
+
+    def take_gated(self) -> tuple[Gated[S], ...]:
+        """Return the gated pods, once for each pod and reason."""
+        news = tuple(self._gated_news.values())
+        self._gated_news.clear()
+        return news
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def put_gated(self, entry: Entry[S], gated: Gated[S]) -> None:
+        """Gate a pod that is in no place, or is gated already."""
+        if entry.gate is None:
+            self._counts[Place.GATED] += 1
+        if entry.gate is None or entry.gate.reason != gated.reason:
+            self._gated_news[entry.pod.uid] = gated
+        entry.gate = gated
+        entry.place = Place.GATED
+
+    def put(self, entry: Entry[S], place: Place, why: str, *, until: float = 0.0) -> None:
+        """Make a pod that is in no place active, or have it back off after an error until then."""
+        pod = entry.pod
+        entry.place = place
+        self._counts[place] += 1
+        self.incoming[why, place.value] += 1
+        if place is Place.ACTIVE:
+            self.active.push((-pod.priority, entry.since, pod.gang), entry)
+        else:
+            self.failed.push((until,), entry)
+        if pod.gang:
+            self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
+
+    def hold(self, entry: Entry[S], *, alone: str = "") -> Held[S]:
+        """Add a pod that is in no place to those that it waits with; these keep their place.
+
+        alone: the UID of the pod, if it waits with no others.
+        """
+        pod = entry.pod
+        key = (pod.gang, pod.shape, pod.priority, alone)
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = Held(key)
+            if pod.gang:
+                self._held_of_gang.setdefault(pod.gang, {})[held] = None
+        entry.edited = False
+        entry.place = Place.UNSCHEDULABLE
+        entry.held = held
+        held.pods[pod.uid] = entry
+        held.joined += 1
+        held.refusals = max(held.refusals, entry.refusals)
+        self._counts[held.place] += 1
+        return held
+
+    def count_joined(self, held: Held[S], why: str) -> None:
+        """Count the pods that were added to a group as come to its place."""
+        self.incoming[why, held.place.value] += held.joined
+        held.joined = 0
+
+    def move(self, held: Held[S], place: Place, why: str, *, until: float = 0.0) -> None:
+        """Move a group from where it is to `place`. until: the end of its back-off, if it is that.
+
+        Among the unschedulable, it is found under the plugins of its `probes`.
+        """
+        self._counts[held.place] -= len(held.pods)
+        self._counts[place] += len(held.pods)
+        self.incoming[why, place.value] += held.joined if held.place is place else len(held.pods)
+        held.joined = 0
+        self._unlink(held)
+        held.place = place
+        gang, _, priority, _ = held.key
+        if place is Place.ACTIVE:
+            self.active.push((-priority, held.refused_at, gang), held)
+        elif place is Place.BACKOFF:
+            self.refused.push((until, -priority, gang), held)
+        else:
+            held.linked = tuple({plugin for _, plugins in held.probes for plugin in plugins})
+            for plugin in held.linked:
+                self._refused_by.setdefault(plugin, {})[held] = None
+
+    def withdraw(self, entry: Entry[S]) -> None:
+        """Take a pod out of the place where it is, which is not in flight."""
+        held, pod = entry.held, entry.pod
+        if held is None:
+            self._counts[entry.place] -= 1
+            if entry.gate is not None:
+                entry.gate = None
+                self._gated_news.pop(pod.uid, None)
+                return
+            (self.active if entry.place is Place.ACTIVE else self.failed).remove(entry)
+            if pod.gang:
+                singles = self._single_of_gang[pod.gang]
+                del singles[pod.uid]
+                if not singles:
+                    del self._single_of_gang[pod.gang]
+            return
+        self._counts[held.place] -= 1
+        entry.held = None
+        entry.since = held.refused_at
+        entry.refusals = held.refusals
+        del held.pods[pod.uid]
+        if not held.pods:
+            self._unlink(held)
+            del self._held[held.key]
+            gang = held.key[0]
+            if gang:
+                others = self._held_of_gang[gang]
+                del others[held]
+                if not others:
+                    del self._held_of_gang[gang]
+
+    def _unlink(self, held: Held[S]) -> None:
+        if held.serial:
+            (self.active if held.place is Place.ACTIVE else self.refused).remove(held)
+        for plugin in held.linked:
+            groups = self._refused_by[plugin]
+            del groups[held]
+            if not groups:
+                del self._refused_by[plugin]
+        held.linked = ()
