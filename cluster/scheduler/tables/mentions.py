@@ -39,6 +39,7 @@ class Mentions:
     def __init__(self) -> None:
         self._counts: Counter[Mention] = Counter()
         self._now: frozenset[Mention] = frozenset()
+        self._version = 0
         self._stale = False
 
     def add(self, mentions: Iterable[Mention]) -> None:
@@ -57,13 +58,24 @@ class Mentions:
 
     @property
     def now(self) -> frozenset[Mention]:
-        """All mentions; the same object as long as they stay equal."""
+        """All mentions."""
         if self._stale:
-            fresh = frozenset(self._counts)
-            if fresh != self._now:
-                self._now = fresh
-            self._stale = False
+            self._follow()
         return self._now
+
+    @property
+    def version(self) -> int:
+        """A number that changes when `now` does, and only then."""
+        if self._stale:
+            self._follow()
+        return self._version
+
+    def _follow(self) -> None:
+        fresh = frozenset(self._counts)
+        if fresh != self._now:
+            self._now = fresh
+            self._version += 1
+        self._stale = False
 
 
 def mentioned_by_affinity(shape: PodShape) -> frozenset[Mention]:

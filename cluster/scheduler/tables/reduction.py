@@ -44,20 +44,21 @@ class Reduction:
 
     def __init__(self, mentions: Mentions) -> None:
         self._mentions = mentions
-        self._kept: WeakKeyDictionary[PodShape, tuple[Set[Mention], PodShape]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[PodShape, tuple[int, PodShape]] = WeakKeyDictionary()
+        """Shape -> (version of the mentions, reduced shape)."""
         self._known: WeakValueDictionary[bytes, PodShape] = WeakValueDictionary()
 
     def of(self, shape: PodShape) -> PodShape:
         """Return the reduced shape of a shape, as of what is mentioned now."""
-        mentioned = self._mentions.now
+        version = self._mentions.version
         kept = self._kept.get(shape)
-        if kept is not None and kept[0] is mentioned:
+        if kept is not None and kept[0] == version:
             return kept[1]
         if _is_whole(shape):
             return shape
-        reduced = _reduced(shape, mentioned | shape.derived(mentioned_by_pod))
+        reduced = _reduced(shape, self._mentions.now | shape.derived(mentioned_by_pod))
         reduced = self._known.setdefault(_content(reduced), reduced)
-        self._kept[shape] = mentioned, reduced
+        self._kept[shape] = version, reduced
         return reduced
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from random import Random
 from typing import Any
 
@@ -16,6 +17,8 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Evaluator
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.mentions import Mentions, label
+from cluster.scheduler.tables.reduction import Reduction
 from cluster.scheduler.tables.shapes import PodShape, Shapes, personal
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, chart_profile, file
@@ -160,6 +163,18 @@ def test_a_mention_that_changes_nothing_keeps_what_is_mentioned() -> None:
     before = tables.reduction.of(red)
     tables.reservations.upsert(make_facts("r2"))
     assert tables.reduction.of(red) is before
+
+
+def test_a_shape_does_not_keep_the_mentions_of_its_time_in_memory() -> None:
+    mentions = Mentions()
+    mentions.add([label("app")])
+    reduction = Reduction(mentions)
+    shape = Shapes().of(make_pod("a"))
+    reduction.of(shape)
+    earlier = weakref.ref(mentions.now)
+    mentions.add([label("job")])
+    assert label("job") in mentions.now
+    assert earlier() is None
 
 
 # --- random lives --------------------------------------------------------------------------------
