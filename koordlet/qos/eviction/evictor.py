@@ -309,7 +309,7 @@ class Evictor:
         grace_s: float | None,
     ) -> None:
         """Begin to stop a pod's containers; the round goes on meanwhile."""
-        self._past.evicted(choice.victim.pod.uid, releases, self._clock())
+        self._past.evicted(choice.victim.pod.uid, releases, self._clock(), stopping=True)
         grace = self.options.stop_grace_s if grace_s is None else grace_s
         ids = tuple(each.id for each in on_node.containers)
         task = asyncio.get_running_loop().create_task(self._stopped(choice, ids, releases, grace))

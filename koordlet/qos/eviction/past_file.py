@@ -2,7 +2,8 @@
 
 A gate's cool-down goes on, and pods that were evicted still count as released. Without this the
 next daemon, which may start within the second, sees the same shortage and takes further victims
-while the former ones are still ending. The file belongs to one boot, which also dates its moments.
+while the former ones are still ending. Containers that this daemon was still stopping do not count:
+its end may leave them running. The file belongs to one boot, which also dates its moments.
 """
 
 from __future__ import annotations

@@ -26,11 +26,13 @@ another pod must go."""
 
 class Eviction(msgspec.Struct, frozen=True):
     """Of one pod. releases: (resource, whether amounts are requests, amount).
-    counts_until: how long its release is expected."""
+    counts_until: how long its release is expected. stopping: whether its containers are being
+    stopped by this daemon, whose end leaves those running that had not ended."""
 
     at: float
     releases: tuple[tuple[str, bool, int], ...]
     counts_until: float
+    stopping: bool = False
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -68,9 +70,14 @@ class PastRounds:
         return Past(dict(self._evicted), dict(self._cooled_at))
 
     def resume(self, past: Past, now: float) -> None:
-        """Go on from what the last daemon of this boot remembered. Before the first round."""
+        """Go on from what the last daemon of this boot remembered. Before the first round.
+
+        A stop that the last daemon did not finish is left out: the pod may go on running.
+        """
         # A moment to come is no moment of this boot's clock.
-        self._evicted = {uid: each for uid, each in past.evicted.items() if each.at <= now}
+        self._evicted = {
+            uid: each for uid, each in past.evicted.items() if each.at <= now and not each.stopping
+        }
         self._cooled_at = {gate: at for gate, at in past.cooled_at.items() if at <= now}
 
     # --- what happens --------------------------------------------------------------------------
@@ -98,15 +105,20 @@ class PastRounds:
                 self._kubelets[uid] = before.get(uid, now if self._begun else -_KUBELET_S)
         self._begun = True
 
-    def evicted(self, uid: str, releases: Mapping[Key, int], now: float) -> None:
-        """Expect from now on that the pod releases these amounts."""
+    def evicted(
+        self, uid: str, releases: Mapping[Key, int], now: float, *, stopping: bool = False
+    ) -> None:
+        """Expect from now on that the pod releases these amounts.
+
+        stopping: whether that takes this daemon until `stopped` or `not_stopped`.
+        """
         released = tuple((*key, amount) for key, amount in releases.items())
-        self._evicted[uid] = Eviction(now, released, now + _EXPECTED_S)
+        self._evicted[uid] = Eviction(now, released, now + _EXPECTED_S, stopping)
 
     def stopped(self, uid: str, now: float) -> None:
         """The pod's containers have ended: measurements show soon what that released."""
         self._evicted[uid] = msgspec.structs.replace(
-            self._evicted[uid], counts_until=now + _SETTLE_S
+            self._evicted[uid], counts_until=now + _SETTLE_S, stopping=False
         )
 
     def not_stopped(self, uid: str) -> None:

@@ -64,6 +64,16 @@ def test_a_file_that_cannot_be_used_is_named_and_counts_as_none(
     assert [str(path) in one.message for one in caplog.records] == [True]
 
 
+def test_a_file_of_a_version_that_did_not_note_unfinished_stops_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "evictions"
+    path.write_bytes(
+        b'{"format":"koordlet evictions 1","boot":"b1","dry_run":false,"past":{"evicted":'
+        b'{"u1":{"at":10.0,"releases":[["memory",false,5]],"counts_until":130.0}},'
+        b'"cooled_at":{"BEMemoryEvict":10.0}}}'
+    )
+    assert PastFile(str(path), boot="b1", dry_run=False).load() == PAST
+
+
 def test_a_missing_file_is_no_news_and_one_that_cannot_be_written_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,7 +114,8 @@ def test_what_an_evicted_pod_will_release_counts_after_a_kill(tmp_path: Path) ->
     assert later.api.asked == ["a"]
 
 
-def test_a_kill_while_containers_stop_does_not_take_the_next_pod(tmp_path: Path) -> None:
+def test_a_stop_that_a_kill_cuts_off_is_tried_again(tmp_path: Path) -> None:
+    """A container that ignores SIGTERM goes on: the runtime stops it no further."""
     path = tmp_path / "evictions"
     pods: list[PodOnNode] = [on_node(A), on_node(B)]
 
@@ -114,7 +125,21 @@ def test_a_kill_while_containers_stop_does_not_take_the_next_pod(tmp_path: Path)
         assert first.runtime is not None and len(first.runtime.stopped) == 1
 
     asyncio.run(killed())
-    later = Life(path, now=1005.0, runtime=Runtime())
+    later = Life(path, now=1003.0, runtime=Runtime())
+    assert later.runtime is not None
+    asyncio.run(later.round(short(5, (A, 10), (B, 10)), pods=pods))
+    assert later.runtime.stopped == [], "the gate's cool-down goes on"
+    later.now += 1
+    asyncio.run(later.round(short(5, (A, 10), (B, 10)), pods=pods))
+    assert later.runtime.stopped == [(("uid-a-c0",), 10.0)], "the same pod, and not the next"
+
+
+def test_stopped_containers_count_as_released_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "evictions"
+    pods: list[PodOnNode] = [on_node(A), on_node(B)]
+    first = Life(path, now=1000.0, runtime=Runtime())
+    asyncio.run(first.round(short(5, (A, 10), (B, 10)), pods=pods))
+    later = Life(path, now=1004.0, runtime=Runtime())
     assert later.runtime is not None
     asyncio.run(later.round(short(5, (A, 10), (B, 10)), pods=pods))
     assert later.runtime.stopped == []
