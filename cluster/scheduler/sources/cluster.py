@@ -127,7 +127,8 @@ class ClusterSource:
         booking = _keeping_pods(read.booking, known)
         if known != booking:
             self._tables.place(booking)
-        self._end_promise(promised, new.spec.node_name)
+        for kept_on in {promised, "" if known is None else known.node}:
+            self._end_promise(kept_on, new.spec.node_name)
         self._seen_bound(uid)
         if self._operating.follow(new, read.booking.shape.requests):
             self._tell(RESERVATION, Action.UPDATE_OTHER, old, new)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.scheduler.cycle.waiting import Place
 from tests.cluster.scheduler.process.preemption_bed import Bed
 
 
@@ -37,3 +38,22 @@ def test_a_waiting_member_that_another_program_binds_counts_there_and_nowhere_el
     bed.run(30.0)
     assert {bed.node_of(name) for name in ("g0", "g1")} == {"n0", "n1"}
     assert not bed.core.attempts.faults.count
+
+
+def test_pods_get_the_room_of_a_waiting_member_that_another_program_binds_elsewhere() -> None:
+    bed = Bed()
+    for name in ("n0", "n1"):
+        bed.node(name, 4)
+    for name in ("g0", "g1"):
+        bed.pod(name, 3, 10, gang=2)
+    assert bed.core.attempts.next(bed.now)
+    (waits,) = (name for name in ("g0", "g1") if bed.core.attempts.waits_on(f"u-{name}"))
+    node = bed.core.attempts.waits_on(f"u-{waits}")
+    here = {"kubernetes.io/hostname": node}
+    bed.pod("other", 4, 20, preemptionPolicy="Never", nodeSelector=here)
+    assert bed.core.attempts.next(bed.now)
+    assert bed.core.queue.place("u-other") is Place.UNSCHEDULABLE
+    bed.pods[waits]["spec"]["nodeName"] = "n1" if node == "n0" else "n0"
+    bed.change(waits)
+    bed.run(10.0)
+    assert bed.node_of("other") == node
