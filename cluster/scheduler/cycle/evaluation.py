@@ -314,7 +314,10 @@ class _Kept:
         return [applies(pod, tables) for applies in self._asked_again]
 
     def follow_filters(self) -> _Changed:
-        """Filter again what changed since the last time. Returns the rows to score again."""
+        """Filter again what changed since the last time. Returns the rows to score again.
+
+        After an exception, here or before `follow_scores` is done, all rows are evaluated again.
+        """
         nodes = self._tables.nodes
         length = len(nodes)
         if length != self._length:
@@ -323,11 +326,12 @@ class _Kept:
             self._filter_versions = [-1] * len(self._filters)
             self._score_versions = [-1] * len(self._scores)
         every = slice(0, length)
-        if self._version < 0:
+        since, self._version = self._version, -1
+        if since < 0:
             changed = _Changed(every, every, every, (), nodes.version)
         else:
-            rows = _few(nodes.changed_since(self._version), every)
-            of_objects = _few(nodes.objects_changed_since(self._version), every)
+            rows = _few(nodes.changed_since(since), every)
+            of_objects = _few(nodes.objects_changed_since(since), every)
             few: tuple[int, ...] = ()
             if not isinstance(rows, slice) and len(rows) <= _ONE_BY_ONE:
                 few = tuple(rows.tolist())

@@ -6,10 +6,12 @@ import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.cycle.evaluation import Evaluator, Profile
+from cluster.scheduler.plugins.between_pods.pod_affinity import InterPodAffinity
 from cluster.scheduler.plugins.contract import Mask, Reason
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
@@ -97,6 +99,42 @@ def test_one_node_of_many_that_becomes_full_or_free_is_taken_out_or_in() -> None
     assert tables.nodes.row("n3") not in evaluator.evaluate(shape).feasible.tolist()
     tables.remove("a")
     assert len(evaluator.evaluate(shape).feasible) == 20
+
+
+class _FailsOnce(NodeResourcesFit):
+    """A filter whose next call raises an exception if `fails` is set."""
+
+    fails = False
+
+    def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
+        if _FailsOnce.fails:
+            _FailsOnce.fails = False
+            raise RuntimeError("fault")
+        return super().filter(pod, tables, rows)
+
+    def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
+        return int(self.filter(pod, tables, np.array([row]))[0])
+
+
+def test_after_a_fault_of_a_plugin_all_nodes_are_evaluated_again() -> None:
+    profile = Profile("koord-scheduler", filters=(InterPodAffinity(), _FailsOnce()))
+    tables = Tables()
+    for number in range(40):
+        tables.upsert_node(make_node(f"n{number}", labels={"zone": f"z{number % 2}"}))
+    term = {"labelSelector": {"matchLabels": {"app": "red"}}, "topologyKey": "zone"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    shapes = Shapes()
+    apart = shapes.of(make_pod("a", affinity={"podAntiAffinity": required}, requests={"cpu": "1"}))
+    red = shapes.of(make_pod("r", labels={"app": "red"}))
+    evaluator = Evaluator(profile, tables)
+    assert len(evaluator.evaluate(apart).feasible) == 40
+    tables.place(Booking(key="", uid="r", shape=red, node="n0"))
+    _FailsOnce.fails = True
+    with pytest.raises(RuntimeError):
+        evaluator.evaluate(apart)
+    expected = Evaluator(profile, tables).evaluate(apart).feasible.tolist()
+    assert len(expected) == 20
+    assert evaluator.evaluate(apart).feasible.tolist() == expected
 
 
 def test_ties_do_not_depend_on_the_order_in_which_nodes_appeared() -> None:
