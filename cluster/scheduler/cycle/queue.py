@@ -46,7 +46,7 @@ LONGEST_UNSCHEDULABLE_S: Final = 300.0
 podMaxInUnschedulablePodsDuration."""
 STATE_INTERVAL_S: Final = 0.1
 """The shortest time between two questions to hints that look at the present state alone, for each
-`_STATE_SHAPES` that wait. Chosen: 2,000 shapes of 500 quotas are asked in about 5 ms, so questions
+`_STATE_SHAPES` that wait. Chosen: 2,000 shapes of 500 quotas are asked in 3 to 5 ms, so questions
 take a twentieth of the time at most; with twice the value a pod of a full quota is tried that much
 later after another one has gone."""
 _STATE_SHAPES: Final = 2000
