@@ -39,11 +39,16 @@ class Occupants:
     """
 
     def __init__(
-        self, resources: ResourceNames, on: Callable[[int], Mapping[str, Booking]]
+        self,
+        resources: ResourceNames,
+        on: Callable[[int], Mapping[str, Booking]],
+        rows: Callable[[], int],
     ) -> None:
-        """on: row -> the bookings of the node by the pod's UID."""
+        """on: row -> the bookings of the node by the pod's UID. rows: how many the node table has,
+        those of nodes without pods among them."""
         self._resources = resources
         self._on = on
+        self._rows = rows
         self._changed: set[int] = set()
         self.numbers: NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), dtype=np.int32)
         self.starts: NDArray[np.float64] = np.zeros((_FIRST_ROWS, _FIRST_WIDTH))
@@ -64,9 +69,9 @@ class Occupants:
         self._changed.add(row)
 
     def follow(self) -> None:
-        """Write the rows that changed."""
+        """Write the rows that changed; every row of the node table can be read then."""
+        self._reach(max(self._rows(), max(self._changed, default=-1) + 1), self.numbers.shape[1])
         if self._changed:
-            self._reach(max(self._changed) + 1, self.numbers.shape[1])
             for row in self._changed:
                 self._write(row)
             self._changed.clear()

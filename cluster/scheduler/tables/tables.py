@@ -78,7 +78,7 @@ class Tables:
         self.reduction = Reduction(mentions)
         self.matches = MatchTable(mentions)
         self.namespaces = NamespaceTable()
-        self.occupants = Occupants(self.resources, self.on)
+        self.occupants = Occupants(self.resources, self.on, lambda: len(self.nodes))
         self.volumes = VolumeTable(self.nodes)
         self.attachments = AttachmentTable(self.nodes, self.volumes)
         self._parts: list[Part] = [

@@ -310,3 +310,20 @@ def test_no_room_is_made_for_members_with_scheduling_gates_that_the_gang_does_no
     assert bed.node_of("g0")
     assert bed.node_of("g1")
     assert not bed.node_of("g2")
+
+
+def test_nodes_without_pods_in_rows_beyond_those_with_pods_keep_no_search_from_its_end() -> None:
+    # Columns of pods have 64 rows at first; the last ten of 70 nodes have no pods.
+    bed = Bed(_CONFIGURATION)
+    for number in range(70):
+        bed.node(f"n{number}", 4 if number < 60 else 1)
+    for number in range(60):
+        bed.pod(f"low-{number}", 4, 1, node=f"n{number}")
+    names = _gang(bed, 2, 4)
+    bed.run()
+    assert len(bed.victims) == 2
+    assert all(bed.nominated[name] for name in names)
+    bed.pod("single", 4, 10)
+    bed.run()
+    assert len(bed.victims) == 3
+    assert bed.nominated["single"]
