@@ -193,7 +193,8 @@ def _checks(process: SchedulerProcess) -> dict[str, tuple[Check, ...]]:
 
 
 def _is_open(path: str) -> bool:
-    return path in _OPEN or path.split("/", 2)[1] in PAGES
+    # A target need not begin with a slash: `OPTIONS *`.
+    return path in _OPEN or path.removeprefix("/").partition("/")[0] in PAGES
 
 
 def access_settings(settings: Settings) -> AccessSettings:

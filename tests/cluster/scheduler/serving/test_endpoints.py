@@ -134,6 +134,9 @@ def test_other_machines_see_the_state_only_if_the_address_is_given(
             return await handler(request)
 
         assert (await ask("/configz")).status == status
+        # The paths of `OPTIONS *` and `GET http://host`.
+        for path in ("*", ""):
+            assert (await ask(path)).status == (404 if status == 200 else status), path
         assert (await ask("/apis/v1/nodes/n")).status == (503 if status == 200 else status)
         assert (await ask("/metrics/resources")).status == status
         for path in ("/readyz", "/readyz/shutdown", "/metrics", "/metrics/slis"):
