@@ -306,7 +306,7 @@ class _Seating:
             every = np.flatnonzero(nodes.alive[: len(nodes)])
             costs = self._costs[key] = FreeingCosts(
                 tables,
-                by_amounts(tables, pod, every, *asked),
+                lambda: by_amounts(tables, pod, every, *asked),
                 lambda row: by_amounts_on(tables, pod, row, *asked),
                 nodes.order[: len(nodes)] ^ np.uint64(self._salt),
             )
