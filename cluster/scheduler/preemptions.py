@@ -215,6 +215,7 @@ class Preemptions:
         All members give back what they have, and wait until their victims are gone.
         """
         gangs = self._permit.unbound(pod.uid)
+        self._metrics.preemptions.labels().inc()
         found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
         nominated: dict[str, str] = {}
         if isinstance(found, NotFound):

@@ -291,7 +291,12 @@ class Scheduling:
 
         See GangPreemption.find.
         """
-        return self._gangs.find(pod, gangs, being_evicted=being_evicted, salt=self._salt)
+        timings = self._evaluators[pod.shape.scheduler_name].timings
+        began = timings.clock()
+        found = self._gangs.find(pod, gangs, being_evicted=being_evicted, salt=self._salt)
+        status = UNSCHEDULABLE if isinstance(found, NotFound) else SUCCESS
+        timings.step(POST_FILTER, status, timings.clock() - began)
+        return found
 
     def examine(self, shape: PodShape, profile: str) -> Evaluation | None:
         """Return every node's verdict now, or None if a plugin refuses the pod by itself.

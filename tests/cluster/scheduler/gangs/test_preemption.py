@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.cycle.timings import POST_FILTER, SUCCESS, UNSCHEDULABLE
 from tests.cluster.scheduler.process.preemption_bed import Bed
 
 _CONFIGURATION = """
@@ -78,6 +79,17 @@ def test_a_gang_that_does_not_fit_even_then_evicts_nobody() -> None:
         " is room for 3." in bed.messages[names[0]]
     )
     assert len(bed.core.tables.bookings) == 6
+
+
+@pytest.mark.parametrize(("members", "status"), [(3, SUCCESS), (4, UNSCHEDULABLE)])
+def test_the_search_for_a_gang_is_timed_and_counted(members: int, status: str) -> None:
+    bed = _bed()
+    _gang(bed, members, 3)
+    bed.run()
+    steps = bed.core.scheduling.timings("koord-scheduler").points
+    attempts = bed.core.metrics.preemptions.labels().value
+    assert {key for key in steps if key[0] == POST_FILTER} == {(POST_FILTER, status)}
+    assert steps[POST_FILTER, status].count == attempts == 1
 
 
 def test_members_use_free_room_first() -> None:
