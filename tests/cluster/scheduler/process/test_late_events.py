@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.scheduler.binding.placement import Bound, Refused, Why
-from tests.cluster.scheduler.process.test_reservations import Bed
+from tests.cluster.scheduler.reservations.test_whole_process import Bed
 
 
 def test_an_event_from_before_the_binding_does_not_queue_a_bound_pod() -> None:

@@ -15,9 +15,9 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.trial import Trial
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client
-from tests.cluster.scheduler.process.test_extender_lives import _Extender
+from tests.cluster.scheduler.extenders.test_lives import _Extender
 from tests.cluster.scheduler.process.test_lives import _Binder, _Silent
-from tests.cluster.scheduler.process.test_reservation_lives import _CONFIGURATION, _Writer
+from tests.cluster.scheduler.reservations.test_lives import _CONFIGURATION, _Writer
 
 _USES = "scheduling.koordinator.sh/reservation-allocated"
 _WEB = [{"labelSelector": {"matchLabels": {"app": "web"}}}]
