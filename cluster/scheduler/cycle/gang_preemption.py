@@ -116,7 +116,7 @@ class GangPreemption:
             if len(each.pods) < each.least:
                 return NotFound(
                     f"preemption: gang {each.gang} needs {each.least} pods, and only"
-                    f" {len(each.pods)} are without scheduling gates."
+                    f" {len(each.pods)} without scheduling gates exist."
                 )
         if any(self._victims_end(pod, being_evicted) for pod in pods):
             return NotFound(_VICTIMS_END, waits=True)

@@ -299,7 +299,7 @@ def test_a_gang_that_needs_a_member_with_scheduling_gates_evicts_nobody_until_th
     bed.run()
     assert bed.victims == []
     assert (
-        "preemption: gang default/g needs 3 pods, and only 2 are without scheduling gates."
+        "preemption: gang default/g needs 3 pods, and only 2 without scheduling gates exist."
         in bed.messages["g0"]
     )
     bed.pods["g2"]["spec"]["schedulingGates"] = []
