@@ -37,7 +37,8 @@ _VICTIMS_BOUNDS: Final = tuple(2.0**power for power in range(7))
 
 class Tried(NamedTuple):
     """An attempt that has a node. number: of the pod's attempts, from 1. entered: when the pod
-    first passed its gates, in seconds since 1970. began: of the attempt, by time.perf_counter."""
+    first passed its gates, in seconds as the queue counts them. began: of the attempt, by
+    time.perf_counter."""
 
     number: int
     entered: float
@@ -121,7 +122,7 @@ class SchedulerMetrics:
     def bound(
         self, outcome: Outcome, pod: PendingPod[Any], tried: Tried, now: float, clock: float
     ) -> None:
-        """Count the outcome of a binding. now: seconds since 1970. clock: as `tried.began`."""
+        """Count the outcome of a binding. now: as `tried.entered`. clock: as `tried.began`."""
         profile = pod.shape.scheduler_name
         result = "scheduled" if isinstance(outcome, Bound) else "error"
         self.attempts.labels(result, profile).inc()
