@@ -124,6 +124,8 @@ class ReservationSource:
         read = self._known.get(uid)
         if read is not None:
             self._follow(read)
+            # While it was being bound, no refusal was written.
+            self._refuse_invalid(read)
 
     def _end(self, uid: str) -> None:
         pod = self._followed.pop(uid, None)
@@ -146,7 +148,12 @@ class ReservationSource:
             del self.problems[read.uid]
             return
         self.problems[read.uid] = texts
-        if self._waits(read.pod) and self._is_ours(read.pod):
+        self._refuse_invalid(read)
+
+    def _refuse_invalid(self, read: ReservePod) -> None:
+        """Show why a Reservation without a node is not scheduled, if it cannot be used."""
+        texts = self.problems.get(read.uid, ())
+        if texts and self._waits(read.pod) and self._is_ours(read.pod):
             self._refuse(read, "; ".join(texts))
 
     def _tell(self, action: Action, old: Reservation | None, new: Reservation | None) -> None:

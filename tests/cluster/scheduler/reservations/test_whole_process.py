@@ -191,7 +191,10 @@ def test_an_extender_is_sent_the_reserve_pod_of_a_reservation() -> None:
     assert [placement.name for placement in bed.writer.waiting] == ["r"]
 
 
-_BAD_EDITS: list[dict[str, Any]] = [{"owners": []}, {"template": {"spec": {"priority": "x"}}}]
+_BAD_EDITS: list[dict[str, Any]] = [
+    {"owners": []},
+    {"template": {"spec": {"schedulerName": "koord-scheduler", "priority": "x"}}},
+]
 
 
 @pytest.mark.parametrize("edit", _BAD_EDITS)
@@ -224,7 +227,10 @@ def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_nobody_its_room(
         assert bed.process.tables.bookings["uid-r"].node == "n"
         return
     if outcome == "refused":
+        # What is refused during the binding is not written.
+        bed.writer.refused.clear()
         bed.process.attempts.bound(placement, Refused(Why.CONFLICT, "edited"))
+        assert next(iter(edit)) in bed.writer.refused["uid-r"]
     elif outcome == "deleted":
         bed.reservation("r", "3", kind="DELETED", **changed)
     else:
