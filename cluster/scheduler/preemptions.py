@@ -121,21 +121,30 @@ class Preemptions:
         if not self._permit.needs_others(pod.uid):
             if self._scheduling.post_filters.get(pod.shape.scheduler_name):
                 self._metrics.preemptions.labels().inc()
-            if self._propose(pod, diagnosis):
+            proposed = self._propose(pod, diagnosis)
+            if proposed is not None and not isinstance(proposed, NotFound):
                 return
-            found = self._scheduling.post_filter(pod, diagnosis, self._evictions.being_evicted)
+            found = self._scheduling.post_filter(
+                pod, diagnosis, self._evictions.being_evicted, agreed=proposed
+            )
         self._make_room(pod, diagnosis, found, now)
 
-    def _propose(self, pod: PendingPod[PodShape], diagnosis: Diagnosis) -> bool:
-        """Have extenders asked about a preemption; return whether there is one and they are."""
+    def _propose(
+        self, pod: PendingPod[PodShape], diagnosis: Diagnosis
+    ) -> Proposals | NotFound | None:
+        """Have extenders asked about a preemption.
+
+        Returns what they are asked about, or why there is none; None for a pod that they are not
+        asked about.
+        """
         consultant = self._consultant()
         if consultant is None or not consultant.preempts(pod.shape):
-            return False
+            return None
         nodes = self._scheduling.propose(pod, diagnosis, self._evictions.being_evicted)
-        if nodes:
+        if not isinstance(nodes, NotFound):
             self._proposed[pod.uid] = _Proposed(pod, diagnosis, nodes)
             consultant.ask_victims(pod)
-        return bool(nodes)
+        return nodes
 
     def proposed(self, uid: str) -> Proposals | None:
         """Return the nodes that could be freed for a pod; None: it is not waited for any more."""

@@ -104,8 +104,13 @@ or where the exact allocation is refused."""
 
 
 _MOST_PROPOSED: Final = 32
-"""Nodes that extenders are asked about. Chosen: to find them by trials takes up to 100 ms, during
-which nothing else is decided. kube-scheduler asks about as many as it tries, 100 or more."""
+"""Nodes that extenders are asked about; chosen. kube-scheduler asks about as many as it tries, 100
+or more."""
+
+_MOST_TRIED_TO_PROPOSE: Final = 2 * _MOST_PROPOSED
+"""Nodes that are tried to find these, by each of the two ways to victims. Chosen: 64 trials of 2 ms
+each take 130 ms, during which nothing else is decided. Only while none is found, as many are tried
+as without extenders: the pod would else never get room that is there."""
 
 _MOST_EXPLAINED: Final = 16
 """Nodes on which a trial shows what holds them back without their victims; others are counted with
@@ -208,9 +213,12 @@ class Preemption:
         reason = self.why_not(pod, being_evicted)
         if reason is not None:
             return reason
+        return self.find(pod, self._resolvable(diagnosis), salt=salt)
+
+    def _resolvable(self, diagnosis: Diagnosis) -> NDArray[np.intp]:
+        """Return the rows where evictions can help."""
         # Evictions change nodes, not what refuses a pod before any node is looked at.
-        resolvable = np.zeros(0, dtype=np.intp) if diagnosis.refusal else diagnosis.resolvable
-        return self.find(pod, resolvable, salt=salt)
+        return np.zeros(0, dtype=np.intp) if diagnosis.refusal else diagnosis.resolvable
 
     def why_not(
         self, pod: PendingPod[PodShape], being_evicted: Callable[[Booking], bool]
@@ -242,25 +250,42 @@ class Preemption:
         resolvable: rows where evictions can help. salt: draws between nodes of equal cost.
         """
         tables = self._tables
-        nodes = tables.nodes.count
         if not len(resolvable):
-            return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
+            return self._not_helpful()
         try:
             evaluation = self._evaluator.evaluate_nodes(pod.shape)
         except Refusal:
-            return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
+            return self._not_helpful()
         ties = tables.nodes.order ^ np.uint64(salt)
         costs, by_hand = self._amounts(pod, evaluation, resolvable, may_be_victim)
         best = next(self._confirmed(pod, costs, ties, _MOST_CONFIRMED), None)
         if len(by_hand):
             best = self._tried(pod, by_hand, evaluation, ties, may_be_victim, best)
         if best is None:
-            reasons = Counter(costs.short)
-            reasons[_NOT_HELPFUL] += nodes - len(resolvable)
-            reasons[_NO_VICTIMS] += costs.without + int(np.count_nonzero(costs.count == 0))
-            reasons += self._why(pod, by_hand, evaluation, may_be_victim)
-            return NotFound(_none(nodes, reasons))
+            return self._nothing(pod, len(resolvable), costs, by_hand, evaluation, may_be_victim)
         return best
+
+    def _not_helpful(self) -> NotFound:
+        nodes = self._tables.nodes.count
+        return NotFound(_none(nodes, {_NOT_HELPFUL: nodes}))
+
+    def _nothing(
+        self,
+        pod: PendingPod[PodShape],
+        resolvable: int,
+        costs: Costs,
+        by_hand: NDArray[np.intp],
+        evaluation: Evaluation,
+        may_be_victim: MayBeVictim,
+    ) -> NotFound:
+        """Return why a search found no node. resolvable: how many nodes it looked at. costs,
+        by_hand: what `_amounts` returned for these."""
+        nodes = self._tables.nodes.count
+        reasons = Counter(costs.short)
+        reasons[_NOT_HELPFUL] += nodes - resolvable
+        reasons[_NO_VICTIMS] += costs.without + int(np.count_nonzero(costs.count == 0))
+        reasons += self._why(pod, by_hand, evaluation, may_be_victim)
+        return NotFound(_none(nodes, reasons))
 
     # --- with extenders ---------------------------------------------------------------------------
 
@@ -271,28 +296,34 @@ class Preemption:
         *,
         being_evicted: Callable[[Booking], bool],
         salt: int,
-    ) -> Proposals:
+    ) -> Proposals | NotFound:
         """Return the nodes that could be freed for a pod, for extenders to choose from.
 
-        None where the pod may not preempt now; `post_filter` says why.
+        NotFound: what `post_filter` would return, as there is none.
         """
-        if diagnosis.refusal or self.why_not(pod, being_evicted) is not None:
-            return {}
+        reason = self.why_not(pod, being_evicted)
+        if reason is not None:
+            return reason
+        resolvable = self._resolvable(diagnosis)
+        if not len(resolvable):
+            return self._not_helpful()
         try:
             evaluation = self._evaluator.evaluate_nodes(pod.shape)
         except Refusal:
-            return {}
+            return self._not_helpful()
         ties = self._tables.nodes.order ^ np.uint64(salt)
-        resolvable = diagnosis.resolvable
         costs, by_hand = self._amounts(pod, evaluation, resolvable, default_victims)
-        confirmed = self._confirmed(pod, costs, ties, 2 * _MOST_PROPOSED)
+        confirmed = self._confirmed(pod, costs, ties, _MOST_TRIED_TO_PROPOSE)
         found = list(islice(confirmed, _MOST_PROPOSED))
-        for row, _ in self._in_order(pod, by_hand, evaluation, ties, default_victims):
-            if len(found) == _MOST_PROPOSED:
+        in_order = self._in_order(pod, by_hand, evaluation, ties, default_victims)
+        for number, (row, _) in enumerate(in_order):
+            if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):
                 break
             candidate = by_trial(self._checks, pod, row, default_victims, self._budgets)
             if candidate is not None and candidate.victims:
                 found.append(candidate)
+        if not found:
+            return self._nothing(pod, len(resolvable), costs, by_hand, evaluation, default_victims)
         found.sort(key=lambda each: (each.cost, ties[each.row]))
         return {
             self._tables.nodes.name(each.row): Proposal(

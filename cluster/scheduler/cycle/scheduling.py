@@ -313,12 +313,12 @@ class Scheduling:
         pod: PendingPod[PodShape],
         diagnosis: Diagnosis,
         being_evicted: Callable[[Booking], bool],
-        agreed: Proposals | None = None,
+        agreed: Proposals | NotFound | None = None,
     ) -> Candidate | NotFound:
         """Return the victims whose eviction makes room for a pod that no node takes, or why none.
 
         being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
-        agreed: what extenders left of `propose`; None where they were not asked.
+        agreed: what extenders left of `propose`, or its NotFound; None where it was not called.
         """
         timings = self._evaluators[pod.shape.scheduler_name].timings
         began = timings.clock()
@@ -332,7 +332,7 @@ class Scheduling:
         pod: PendingPod[PodShape],
         diagnosis: Diagnosis,
         being_evicted: Callable[[Booking], bool],
-        agreed: Proposals | None,
+        agreed: Proposals | NotFound | None,
     ) -> Candidate | NotFound:
         pod = self._with_its_reservations(pod)
         remarks = []
@@ -340,8 +340,13 @@ class Scheduling:
         # Without any node there is nothing to free.
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
         for each in self.post_filters.get(profile, ()):
+            found: Candidate | NotFound
             if agreed is not None and isinstance(each, Preemption):
-                found = each.choose(pod, agreed, salt=self._salt)
+                found = (
+                    agreed
+                    if isinstance(agreed, NotFound)
+                    else each.choose(pod, agreed, salt=self._salt)
+                )
             else:
                 found = each.post_filter(
                     pod, diagnosis, being_evicted=being_evicted, salt=self._salt
@@ -357,14 +362,15 @@ class Scheduling:
         pod: PendingPod[PodShape],
         diagnosis: Diagnosis,
         being_evicted: Callable[[Booking], bool],
-    ) -> Proposals:
-        """Return the nodes that DefaultPreemption could free for a pod, for extenders to judge."""
+    ) -> Proposals | NotFound:
+        """Return the nodes that DefaultPreemption could free for a pod, for extenders to judge, or
+        why there is none."""
         pod = self._with_its_reservations(pod)
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
         for each in self.post_filters.get(profile, ()):
             if isinstance(each, Preemption):
                 return each.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
-        return {}
+        return NotFound("")
 
     def _with_its_reservations(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
         name = pod.key.partition("/")[2]

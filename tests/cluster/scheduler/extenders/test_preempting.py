@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
+from cluster.scheduler.cycle import preemption
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders.consulting import Extenders
 from kube.client import ApiError, Client
@@ -31,6 +32,7 @@ class _Client:
         return msgspec.json.encode(found)
 
 
+_WITH_PORT = {"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}
 Play = Callable[[Bed, Serving, Extenders], Awaitable[None]]
 
 
@@ -275,6 +277,44 @@ def test_a_less_important_pod_that_came_meanwhile_makes_a_node_too_full() -> Non
         assert text in bed.messages["new"]
 
     _play(lambda _: _metas(n0=["cheap"]), scenario)
+
+
+class _Asked:
+    """An extender that is asked about preemptions of all pods."""
+
+    def concerns(self, *_: object) -> bool:
+        return False
+
+    binds = concerns
+
+    def preempts(self, *_: object) -> bool:
+        return True
+
+    def ask(self, *_: object) -> None:
+        raise AssertionError("no node could be freed")
+
+    ask_victims = ask
+
+
+def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials: list[int] = []
+    monkeypatch.setattr(preemption, "by_trial", lambda *_: trials.append(1))
+    messages = []
+    for consultant in (None, _Asked()):
+        bed = Bed()
+        bed.core.attempts.consultant = consultant
+        for number in range(3):
+            bed.node(f"n{number}", 4)
+            bed.pod(f"old{number}", 1, 1, node=f"n{number}", containers=[_WITH_PORT])
+        bed.pod("new", 1, 9, containers=[_WITH_PORT])
+        bed.run()
+        messages.append(bed.messages["new"])
+        assert len(trials) == 3
+        trials.clear()
+    assert "preemption: 0/3 nodes are available" in messages[0]
+    assert messages[0] == messages[1]
 
 
 def test_only_pods_that_the_extender_manages_are_asked_about() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.scheduler.cycle import preemption
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, default_victims
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, by_trial
+from cluster.scheduler.reasons.diagnosis import diagnose
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_pod
@@ -244,6 +247,42 @@ def test_a_resource_that_a_node_brings_later_counts_for_pods_placed_before() -> 
     number = bed.tables.occupants.numbers[0, 0]
     column = bed.tables.resources.find("test.io/part")
     assert bed.tables.occupants.requests[number, column] == 3
+
+
+@pytest.mark.parametrize(
+    ("freed", "tried", "proposed"),
+    [
+        ({3, 7}, 64, 2),
+        (set(range(100)), 32, 32),
+        # Only while none is found, the search goes on to the end.
+        ({80, 90}, 81, 1),
+        (set(), 100, 0),
+    ],
+)
+def test_few_nodes_are_tried_for_what_extenders_are_asked_about(
+    freed: set[int], tried: int, proposed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [
+        OracleNode(f"n{number}", 1000, 9, (OraclePod(f"p{number}", 1, 100, port=1),))
+        for number in range(150)
+    ]
+    bed = Bed(nodes)
+    trials: list[Candidate | None] = []
+
+    def trial(*arguments: Any) -> Candidate | None:
+        trials.append(by_trial(*arguments) if len(trials) in freed else None)
+        return trials[-1]
+
+    monkeypatch.setattr(preemption, "by_trial", trial)
+    pod = bed.pending(OraclePod("new", 10, 100, port=1))
+    masks = bed.evaluator.evaluate(pod.shape).masks
+    found = bed.preemption.propose(
+        pod, diagnose(pod.shape, bed.tables, masks), being_evicted=lambda _: False, salt=5
+    )
+    assert len(trials) == tried
+    assert isinstance(found, NotFound) == (not proposed)
+    if not isinstance(found, NotFound):
+        assert len(found) == proposed
 
 
 def test_a_pod_inside_a_reservation_is_not_evicted_where_that_frees_nothing() -> None:
