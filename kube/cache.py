@@ -263,19 +263,13 @@ class Cache(Generic[T]):
                 if not self._version:
                     await self._list()
                     self._absent_since = None
-                    self.forbidden_since = None
+                    self._note("")
                     pause = _FIRST_PAUSE
-                self.problem = ""
                 await self._watch()
-                self.forbidden_since = None
                 pause = _FIRST_PAUSE
                 continue
             except ApiError as error:
-                self.problem = str(error)
-                if not error.forbidden:
-                    self.forbidden_since = None
-                elif self.forbidden_since is None:
-                    self.forbidden_since = asyncio.get_running_loop().time()
+                self._note(str(error), forbidden=error.forbidden)
                 if error.gone:
                     self._version = ""
                 if error.not_found:
@@ -290,20 +284,31 @@ class Cache(Generic[T]):
                 _log.log(level, "%s: %s", self._resource.plural, error)
             except (Unreachable, msgspec.DecodeError) as error:
                 self.restarts += 1
-                self.problem = str(error)
+                self._note(str(error))
                 _log.info("%s: %s", self._resource.plural, error)
             except RecursionError:
                 self.restarts += 1
-                self.problem = "an object is nested too deep to be read"
+                self._note("an object is nested too deep to be read")
                 _log.warning("%s: %s", self._resource.plural, self.problem)
             except Exception as error:  # noqa: BLE001 - the process lives on the other caches too
                 # An event may have been applied in part: list again.
                 self._version = ""
                 self.restarts += 1
-                self.problem = f"{type(error).__name__}: {error}"
+                self._note(f"{type(error).__name__}: {error}")
                 self.faults.note("following the API server")
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _note(self, problem: str, *, forbidden: bool = False) -> None:
+        """Note why the cache does not follow the server now, "" if it does.
+
+        forbidden: whether a right is missing.
+        """
+        self.problem = problem
+        if not forbidden:
+            self.forbidden_since = None
+        elif self.forbidden_since is None:
+            self.forbidden_since = asyncio.get_running_loop().time()
 
     def _is_absent(self) -> bool:
         """Return whether "not found" means that the type is not installed.
@@ -368,6 +373,7 @@ class Cache(Generic[T]):
         async with self._client.stream(
             self._path, params=params, silence_seconds=seconds + 30
         ) as lines:
+            self._note("")
             async for line in lines:
                 silent = False
                 self.take(line)

@@ -299,6 +299,52 @@ def test_not_found_from_a_starting_server_keeps_the_cache_waiting() -> None:
     follow(handler, check)
 
 
+def test_a_refusal_ends_when_the_watch_is_open() -> None:
+    granted = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if not is_watch(request):
+            return listing(5, node("a", 1))
+        return await forever(request) if granted.is_set() else status(403, "Forbidden", "no watch")
+
+    async def check(cache: Cache[Node]) -> None:
+        await eventually(lambda: cache.forbidden_since is not None)
+        assert "no watch" in cache.problem
+        granted.set()
+        await eventually(lambda: cache.forbidden_since is None)
+        assert cache.problem == ""
+
+    follow(handler, check)
+
+
+def test_what_a_cache_calls_forbidden_has_the_refusal_as_its_problem() -> None:
+    """Also while a further watch is on its way, and when the server is away after a refusal."""
+    waiting, broken = asyncio.Event(), asyncio.Event()
+    watches = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        if not is_watch(request):
+            return listing(5, node("a", 1))
+        watches += 1
+        if watches == 1:
+            return status(403, "Forbidden", "no watch")
+        waiting.set()
+        await broken.wait()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def check(cache: Cache[Node]) -> None:
+        await asyncio.wait_for(waiting.wait(), 10)
+        assert cache.forbidden_since is not None and "no watch" in cache.problem
+        broken.set()
+        await eventually(lambda: "no watch" not in cache.problem)
+        assert cache.forbidden_since is None and cache.problem
+
+    follow(handler, check)
+
+
 def unconnected() -> Cache[Node]:
     return Cache(Client(Connection("http://localhost")), NODES, Node)
 
