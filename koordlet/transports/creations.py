@@ -16,8 +16,8 @@ from linux.resources import Resource
 from nri_plugin.replies import in_place_of
 
 _MOST_MADE: Final = 2048
-"""Decisions whose consequences are kept, about 2 MB; then all are dropped. The engine keeps as many
-shapes."""
+"""Decisions whose consequences are kept; then all are dropped. The engine keeps as many shapes.
+About 2 MB, and up to 6 MB where all pods differ: one with four claims takes 2.7 KiB."""
 
 
 class Consequences(NamedTuple):
