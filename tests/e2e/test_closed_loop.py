@@ -41,19 +41,23 @@ pytestmark = [pytest.mark.kubelet, pytest.mark.containerd]
 
 _BATCH_CPU = "kubernetes.io/batch-cpu"
 _SPIN = ["/bin/sh", "-c", "while :; do :; done"]
+_CORES = 1 + len(CPUS) // 50
+"""Of the batch pod: twice what suppression leaves it, at least; that is 1 % of a large node."""
 _COLOCATION = {
     "enable": True,
     "cpuReclaimThresholdPercent": 300,
     "updateTimeThresholdSeconds": 1,
     "resourceDiffThreshold": 0.0001,
 }
+_LEAST_PERCENT = max(1, 20 // len(CPUS))
+"""At most 0.2 cores up to 20 CPUs."""
 _SUPPRESSION = {
     "enable": True,
     "cpuSuppressPolicy": "cfsQuota",
     "cpuSuppressThresholdPercent": 1,
-    "cpuSuppressMinPercent": 10,
+    "cpuSuppressMinPercent": _LEAST_PERCENT,
 }
-_LEAST_US = len(CPUS) * 10_000
+_LEAST_US = len(CPUS) * 1000 * _LEAST_PERCENT
 """What `_SUPPRESSION` leaves best-effort pods in 100 ms, whatever the load is."""
 
 
@@ -115,7 +119,7 @@ def managing(server: ApiServer) -> Iterator[None]:
 
 
 def wait(condition: Any, what: str) -> None:
-    wait_until(condition, what, timeout_s=90, every_s=0.1)
+    wait_until(condition, what, timeout_s=180, every_s=0.1)
 
 
 def service() -> Manifest:
@@ -142,8 +146,15 @@ def reported(here: Node, *pods: RunningPod) -> dict[str, int]:
     here.koordlet.start()
     wait(lambda: _report(here).get("updateTime") != before, "a report")
     wanted = {each.name for each in pods}
-    wait(lambda: wanted <= used(here).keys(), f"a report of {wanted or 'the node'}")
-    return used(here)
+    found: dict[str, int] = {}
+
+    def complete() -> bool:
+        found.clear()
+        found.update(used(here))
+        return wanted <= found.keys()
+
+    wait(complete, f"a report of {wanted or 'the node'}")
+    return found
 
 
 def _report(here: Node) -> Any:
@@ -178,7 +189,9 @@ def offered_beside(here: Node, *pods: RunningPod) -> int:
 
     def agrees() -> bool:
         seen = used(here)
-        return abs(offer(here)[1].get("hp_used", -9) - sum(seen[each.name] for each in pods)) <= 1
+        return all(each.name in seen for each in pods) and (
+            abs(offer(here)[1].get("hp_used", -9) - sum(seen[each.name] for each in pods)) <= 1
+        )
 
     wait(agrees, f"an offer beside {[each.name for each in pods]}")
     amount, terms = offer(here)
@@ -202,7 +215,8 @@ def test_load_is_reported_offered_less_suppressed_and_reported_again(here: Node)
     assert web.name not in reported(here)
     offered_beside(here)
 
-    spinner = batch_pod("batch", cpu="1000", command=_SPIN)
+    spin = [*_SPIN[:2], " & ".join([_SPIN[2]] * _CORES)]
+    spinner = batch_pod("batch", cpu=str(_CORES * 1000), command=spin)
     with running(here, spinner) as batch:
         assert quota(here) == -1
         before = reported(here, batch)[batch.name]
