@@ -114,6 +114,10 @@ class PodResourceClaim(Wire, frozen=True):
     name: str
 
 
+class SchedulingGroup(Wire, frozen=True):
+    """Kubernetes' own gang of a pod; only its presence is looked at."""
+
+
 class EphemeralVolumeSource(Wire, frozen=True):
     """A volume with a claim that is made for the pod; only its presence is looked at."""
 
@@ -150,6 +154,9 @@ class SchedulingPodSpec(PodSpec, frozen=True):
     topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = ()
     scheduling_gates: tuple[PodSchedulingGate, ...] = ()
     resource_claims: tuple[PodResourceClaim, ...] = ()
+    scheduling_group: SchedulingGroup | None = None
+    workload_ref: SchedulingGroup | None = None
+    """The name of `scheduling_group` in Kubernetes 1.35."""
 
 
 class SchedulingPodStatus(PodStatus, frozen=True):

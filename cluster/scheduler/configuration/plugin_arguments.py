@@ -77,7 +77,10 @@ ARGUMENTS: Final[Mapping[str, Rule]] = {
     "DefaultPreemption": Rule("default_preemption", DefaultPreemptionArgs, check_preemption),
     "DynamicResources": Rule("dynamic_resources", DynamicResourcesArgs),
     "LoadAwareScheduling": Rule(
-        "load_aware_scheduling", LoadAwareSchedulingArgs, complete_load_aware
+        "load_aware_scheduling",
+        LoadAwareSchedulingArgs,
+        complete_load_aware,
+        {"allowCustomizeEstimation": "usage is estimated by the profile's arguments for all pods"},
     ),
     "NodeNUMAResource": Rule("node_numa_resource", NodeNUMAResourceArgs, complete_numa),
     "DeviceShare": Rule(
@@ -87,7 +90,13 @@ ARGUMENTS: Final[Mapping[str, Rule]] = {
         {"allocator": "deprecated upstream; there is one allocator"},
     ),
     "Reservation": Rule(
-        "reservation", ReservationArgs, complete_reservation, {"controllerWorkers": _WORKERS}
+        "reservation",
+        ReservationArgs,
+        complete_reservation,
+        {
+            "controllerWorkers": _WORKERS,
+            "reservationSelectorIndex": "owners of all reservations are looked up by their labels",
+        },
     ),
     "Coscheduling": Rule(
         "coscheduling",

@@ -244,6 +244,8 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             spec.topology_spread_constraints,
             spec.scheduling_gates,
             spec.resource_claims,
+            spec.scheduling_group,
+            spec.workload_ref,
             spec.overhead,
             spec.resources,
             spec.host_network,

@@ -342,7 +342,15 @@ def test_what_has_no_effect_is_said() -> None:
             parallelism=8,
             percentageOfNodesToScore=50,
             clientConnection={"contentType": "application/json"},
-            profiles=[{"pluginConfig": [args("Coscheduling", skipCheckScheduleCycle=True)]}],
+            profiles=[
+                {
+                    "pluginConfig": [
+                        args("Coscheduling", skipCheckScheduleCycle=True),
+                        args("LoadAwareScheduling", allowCustomizeEstimation=True),
+                        args("Reservation", reservationSelectorIndex={"enabled": True}),
+                    ]
+                }
+            ],
         )
     )
     assert [notice.split(" has no effect")[0] for notice in found.notices] == [
@@ -350,6 +358,8 @@ def test_what_has_no_effect_is_said() -> None:
         "percentageOfNodesToScore",
         "clientConnection.contentType",
         "profiles[0].pluginConfig[0].args.skipCheckScheduleCycle",
+        "profiles[0].pluginConfig[1].args.allowCustomizeEstimation",
+        "profiles[0].pluginConfig[2].args.reservationSelectorIndex",
     ]
     assert found.parallelism == 8 and found.percentage_of_nodes_to_score == 50
 
