@@ -51,7 +51,7 @@ _USER: Final = "koord-scheduler"
 _SAMPLE_S: Final = 10.0
 _LONGEST_CALM_S: Final = 180.0
 """Until nothing is tried any more. The longest back-off is 10 s, and gangs wait 20 s for members;
-one that fits nowhere is tried a few times."""
+a pod that fits nowhere is tried a few times."""
 _STILL_S: Final = 12.0
 """Nothing happened for so long: a little more than the longest back-off."""
 _NOT_RENEWED: Final = "was not renewed; exiting so that another replica can lead"
@@ -219,7 +219,10 @@ class Soak:
                     self._ended(each, each.process.returncode)
             leader = await self._leader()
             if leader is None or leader.process is None:
-                print(f"{time.monotonic() - began:5.0f} s: nobody leads", file=sys.stderr)
+                print(
+                    f"{time.monotonic() - began:5.0f} s: no scheduler has the lease",
+                    file=sys.stderr,
+                )
                 continue
             memory = leader.process.memory_info().rss / 2**20
             age = time.monotonic() - leader.started

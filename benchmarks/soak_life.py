@@ -244,7 +244,7 @@ class Life:
                 await self._drop(resource, name, namespace)
 
     async def _drop_claim(self, name: str, namespace: str) -> None:
-        """Delete a claim, and make its volume anew as a local provisioner does."""
+        """Delete a claim, and make its volume again, empty, as a local provisioner does."""
         path = PERSISTENT_VOLUMES.path()
         await self._drop(PERSISTENT_VOLUME_CLAIMS, name, namespace)
         await self._edit(

@@ -216,7 +216,7 @@ def _preemption_of(profile: ProfileConfiguration) -> PreemptionArguments | None:
 
 
 def _profile(shared: SharedTables, of: ProfileConfiguration) -> Profile:
-    """Return the plugins of one profile; one that several points name is made once."""
+    """Return a profile's plugins; one that is enabled at several points is made once."""
     filters: list[Filter] = []
     scores: list[tuple[Score, int]] = []
     set_scores: list[tuple[SetScore, int]] = []

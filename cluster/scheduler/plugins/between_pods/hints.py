@@ -70,9 +70,9 @@ class SpreadHint:
 class AffinityHint:
     """Whether a term of the waiting pod means the pod that changed, or the other way round.
 
-    A pod that all required terms mean may be the one that was missing; where the last one is gone,
-    a pod that its own terms mean may begin. Of pods that are kept apart, only one that is not any
-    more what it was can help.
+    Affinity: a pod that all required terms select may be the one that was missing. If the last such
+    pod is gone, the first pod of a group, which its own terms select, may be placed. Anti-affinity:
+    only a pod that is gone, or whose labels changed, can help.
     """
 
     def __init__(self, tables: Tables, changed: ChangedPod) -> None:
