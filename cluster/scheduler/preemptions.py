@@ -154,8 +154,8 @@ class Preemptions:
     def may_evict(self, uid: str, node: str, victim: str) -> str:
         """Return namespace/name of a pod that may be evicted from a node for another pod.
 
-        uid: of the pod that needs room. victim: UID of the pod to evict; "" is returned for one that
-        is not on the node, or that the other may not evict.
+        uid: of the pod that needs room. victim: UID of the pod to evict; "" is returned for one
+        that is not on the node, or that the other may not evict.
         """
         proposed, row = self._proposed.get(uid), self._scheduling.tables.nodes.row(node)
         found = None if row is None else self._scheduling.tables.on(row).get(victim)
