@@ -15,7 +15,7 @@ from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.plugins.contract import Reason
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
-from tests.cluster.scheduler.process.test_lives import Lives
+from tests.cluster.scheduler.beds.lives import Lives
 
 
 class _Extender:

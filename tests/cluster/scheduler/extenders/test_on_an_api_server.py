@@ -21,8 +21,8 @@ from kube.resources import NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kubernetes import programs
 from tests.cluster.conftest import read
+from tests.cluster.scheduler.beds.on_api_server import scheduler
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
-from tests.cluster.scheduler.process.api import scheduler
 
 pytestmark = pytest.mark.apiserver
 

@@ -15,8 +15,8 @@ from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders.consulting import Extenders
 from kube.client import ApiError, Client
 from tests.beds.apiserver import eventually
+from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
-from tests.cluster.scheduler.process.preemption_bed import Bed
 
 
 class _Client:

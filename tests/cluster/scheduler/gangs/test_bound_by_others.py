@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.scheduler.cycle.waiting import Place
-from tests.cluster.scheduler.process.preemption_bed import Bed
+from tests.cluster.scheduler.beds.core import Bed
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])

@@ -17,7 +17,7 @@ from hypothesis.stateful import precondition, rule
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.configuration.reading import read_configuration
-from tests.cluster.scheduler.process.test_lives import Lives
+from tests.cluster.scheduler.beds.lives import Lives
 
 _CONFIGURATION = read_configuration(
     """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.cycle.timings import POST_FILTER, SUCCESS, UNSCHEDULABLE
-from tests.cluster.scheduler.process.preemption_bed import Bed
+from tests.cluster.scheduler.beds.core import Bed
 
 _CONFIGURATION = """
 apiVersion: kubescheduler.config.k8s.io/v1

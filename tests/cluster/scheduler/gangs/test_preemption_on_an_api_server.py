@@ -13,7 +13,14 @@ from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from kube.client import Client, encode_object
 from kube.resources import PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import make_node, make_pod, nodes_of, play, pods, scheduler
+from tests.cluster.scheduler.beds.on_api_server import (
+    make_node,
+    make_pod,
+    nodes_of,
+    play,
+    pods,
+    scheduler,
+)
 
 pytestmark = pytest.mark.apiserver
 

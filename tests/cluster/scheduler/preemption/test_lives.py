@@ -19,7 +19,7 @@ from cluster.scheduler.binding.victims import PREEMPTED, Victim
 from cluster.scheduler.cycle.proposals import Proposals
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
-from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
+from tests.cluster.scheduler.beds.lives import NODES, Lives, milli
 
 _LOWEST = -(2**31)
 

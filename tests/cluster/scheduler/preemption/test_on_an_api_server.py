@@ -13,7 +13,7 @@ from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from kube.client import Client, encode_object
 from kube.resources import EVENTS, NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import scheduler
+from tests.cluster.scheduler.beds.on_api_server import scheduler
 
 pytestmark = pytest.mark.apiserver
 

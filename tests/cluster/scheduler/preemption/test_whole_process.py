@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.cycle.waiting import Place
-from tests.cluster.scheduler.process.preemption_bed import Bed
+from tests.cluster.scheduler.beds.core import Bed
 
 
 def _full() -> Bed:

@@ -13,7 +13,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.core import SchedulerCore, steady_clock
 from cluster.scheduler.cycle.waiting import Place
 from kube.client import Client
-from tests.cluster.scheduler.process.preemption_bed import CONFIGURATION, Bed
+from tests.cluster.scheduler.beds.core import CONFIGURATION, Bed
 
 HOUR = 3600.0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.scheduler.process.preemption_bed import Bed
+from tests.cluster.scheduler.beds.core import Bed
 
 
 def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = False) -> None:

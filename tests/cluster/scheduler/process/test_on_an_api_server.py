@@ -23,7 +23,7 @@ from kube.resources import (
     PODS,
 )
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import scheduler
+from tests.cluster.scheduler.beds.on_api_server import scheduler
 
 pytestmark = pytest.mark.apiserver
 

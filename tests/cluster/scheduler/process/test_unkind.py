@@ -22,7 +22,7 @@ from kube.resources import (
 )
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.unkind_server import unkind
-from tests.cluster.scheduler.process.api import (
+from tests.cluster.scheduler.beds.on_api_server import (
     make_node,
     make_pod,
     nodes_of,

@@ -16,7 +16,7 @@ from hypothesis.stateful import rule
 from cluster.scheduler.binding.placement import Placement
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.tables.quotas.table import QuotaTable
-from tests.cluster.scheduler.process.test_lives import Lives, milli
+from tests.cluster.scheduler.beds.lives import Lives, milli
 from tests.cluster.scheduler.quotas.making import PREFIX
 
 _CONFIGURATION = read_configuration(

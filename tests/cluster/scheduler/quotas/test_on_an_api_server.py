@@ -10,7 +10,7 @@ import pytest
 from kube.client import Client, encode_object
 from kube.resources import ELASTIC_QUOTAS, NAMESPACES, PODS, Resource
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import (
+from tests.cluster.scheduler.beds.on_api_server import (
     make_node,
     make_pod,
     nodes_of,

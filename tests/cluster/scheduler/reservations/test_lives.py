@@ -23,7 +23,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.controllers.reservation_lifecycle import Delete, Owner, Write, next_step
 from cluster.scheduler.sources.bookings import reservation_of
 from tests.cluster.fake_api import merged
-from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
+from tests.cluster.scheduler.beds.lives import NODES, Lives, milli
 
 _USES = "scheduling.koordinator.sh/reservation-allocated"
 _CONFIGURATION = read_configuration(

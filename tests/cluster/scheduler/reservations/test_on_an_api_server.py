@@ -15,7 +15,7 @@ from apis.meta import format_time
 from kube.client import Client, encode_object
 from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, PODS, RESERVATIONS
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import (
+from tests.cluster.scheduler.beds.on_api_server import (
     make_node,
     make_pod,
     nodes_of,

@@ -15,8 +15,8 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.trial import Trial
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client
+from tests.cluster.scheduler.beds.lives import _Binder, _Silent
 from tests.cluster.scheduler.extenders.test_lives import _Extender
-from tests.cluster.scheduler.process.test_lives import _Binder, _Silent
 from tests.cluster.scheduler.reservations.test_lives import _CONFIGURATION, _Writer
 
 _USES = "scheduling.koordinator.sh/reservation-allocated"

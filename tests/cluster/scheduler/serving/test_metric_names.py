@@ -20,8 +20,8 @@ from service.http_server import Request
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kube_scheduler import kube_scheduler
 from tests.beds.packages import CHECKOUT
+from tests.cluster.scheduler.beds.on_api_server import make_node, make_pod, nodes_of
 from tests.cluster.scheduler.making import make_pod as decoded_pod
-from tests.cluster.scheduler.process.api import make_node, make_pod, nodes_of
 from tests.cluster.scheduler.serving.exercised import Shown, exercise, names, new_process
 from tests.ports import free_ports
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import invariant, rule
 
 from cluster.scheduler.binding.placement import Placement
 from kube.cache import Cache
-from tests.cluster.scheduler.process.test_lives import NODES, Lives, milli
+from tests.cluster.scheduler.beds.lives import NODES, Lives, milli
 from tests.cluster.scheduler.volumes.making import HOST, claim_json, on, volume_json
 
 _CLAIMS = ("c0", "c1", "c2", "c3")
@@ -190,4 +190,3 @@ class VolumeLives(Lives):
 
 VolumeLives.TestCase.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 TestVolumeLives = VolumeLives.TestCase
-del Lives

@@ -19,7 +19,7 @@ from kube.resources import (
     Resource,
 )
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.process.api import scheduler
+from tests.cluster.scheduler.beds.on_api_server import scheduler
 from tests.cluster.scheduler.volumes.controller import (
     Tree,
     clear_volumes,
