@@ -96,9 +96,9 @@ class CountingHost(LocalHost):
         self.calls["inode"] += 1
         return super().inode(path)
 
-    def listdir(self, path: str) -> list[str]:
-        self.calls["listdir"] += 1
-        return super().listdir(path)
+    def directories(self, path: str) -> list[str]:
+        self.calls["directories"] += 1
+        return super().directories(path)
 
     def is_dir(self, path: str) -> bool:
         self.calls["is_dir"] += 1

@@ -23,6 +23,9 @@ class Host(Protocol):
     def listdir(self, path: str) -> list[str]:
         """Return the names in the directory, files and directories alike."""
 
+    def directories(self, path: str) -> list[str]:
+        """Return the names of the directories in the directory."""
+
     def is_dir(self, path: str) -> bool:
         """Return whether the path is a directory; False when it does not exist."""
 
@@ -31,6 +34,9 @@ class Host(Protocol):
 
     def rmdir(self, path: str) -> None:
         """Remove one directory: a cgroup without children and tasks, or a resctrl group."""
+
+    def gone(self, directory: str) -> None:
+        """Close what is still open of a directory that another program has removed."""
 
     def filesystem_magic(self, path: str) -> int:
         """Return `f_type` of statfs(2): 0x63677270 on a cgroup v2 hierarchy."""

@@ -32,15 +32,41 @@ systems and which sockets, logs and watches share."""
 
 
 class _OpenFiles:
-    """One thread's open files: path -> [descriptor, used since the last sweep]. Closed with it."""
+    """One thread's open files. Closed with it."""
 
     def __init__(self) -> None:
-        self.files: dict[str, list[int]] = {}
+        self.of: dict[str, dict[str, list[int]]] = {}
+        """Directory -> name -> [descriptor, used since the last sweep]."""
+        self.count = 0
         self.swept = 0.0
 
     def __del__(self) -> None:
-        for descriptor, _ in self.files.values():
-            os.close(descriptor)
+        for directory in list(self.of):
+            self.close_all(directory)
+
+    def add(self, directory: str, name: str, descriptor: int) -> None:
+        self.of.setdefault(directory, {})[name] = [descriptor, 1]
+        self.count += 1
+
+    def close(self, directory: str, name: str) -> None:
+        files = self.of[directory]
+        os.close(files.pop(name)[0])
+        self.count -= 1
+        if not files:
+            del self.of[directory]
+
+    def close_all(self, directory: str) -> None:
+        for name in list(self.of.get(directory, ())):
+            self.close(directory, name)
+
+    def sweep(self) -> None:
+        """Close what was not used since the last sweep."""
+        for directory, files in list(self.of.items()):
+            for name, kept in list(files.items()):
+                if kept[1]:
+                    kept[1] = 0
+                else:
+                    self.close(directory, name)
 
 
 class _PerThread(threading.local):
@@ -87,20 +113,22 @@ class LocalHost:
         return path
 
     def read(self, path: str) -> bytes:
-        kept = self._mine.open.files.get(path)
+        directory, _, name = path.rpartition("/")
+        files = self._mine.open.of.get(directory)
+        kept = None if files is None else files.get(name)
         if kept is not None:
             try:
                 content = os.pread(kept[0], _KEPT_READ, 0)
             except OSError:
                 # The group is gone. Opening by name finds a new one of that name, if any.
-                self._close_kept(path)
+                self._mine.open.close(directory, name)
             else:
                 kept[1] = 1
                 if len(content) < _KEPT_READ:
                     return content
-        return self._read_by_name(path)
+        return self._read_by_name(path, directory, name)
 
-    def _read_by_name(self, path: str) -> bytes:
+    def _read_by_name(self, path: str, directory: str, name: str) -> bytes:
         descriptor = os.open(self.here(path), os.O_RDONLY | os.O_CLOEXEC)
         keep = False
         try:
@@ -110,30 +138,26 @@ class LocalHost:
             while content and not (len(whole) < _KEPT_READ and path.startswith(self._kept_prefix)):
                 content = os.read(descriptor, _CHUNK)
                 whole += content
-            keep = path.startswith(self._kept_prefix) and self._may_keep(path)
+            keep = path.startswith(self._kept_prefix) and self._may_keep(directory, name)
         finally:
             if not keep:
                 os.close(descriptor)
         if keep:
-            self._mine.open.files[path] = [descriptor, 1]
+            self._mine.open.add(directory, name, descriptor)
         return whole
 
-    def _may_keep(self, path: str) -> bool:
+    def _may_keep(self, directory: str, name: str) -> bool:
         mine = self._mine.open
-        if path in mine.files:
+        if name in mine.of.get(directory, ()):
             return False
         now = time.monotonic()
         if now - mine.swept > _SWEEP_S:
             mine.swept = now
-            for known, (_, used) in list(mine.files.items()):
-                if used:
-                    mine.files[known][1] = 0
-                else:
-                    self._close_kept(known)
-        return len(mine.files) < self._keep_open
+            mine.sweep()
+        return mine.count < self._keep_open
 
-    def _close_kept(self, path: str) -> None:
-        os.close(self._mine.open.files.pop(path)[0])
+    def gone(self, directory: str) -> None:
+        self._mine.open.close_all(directory)
 
     def write(self, path: str, data: bytes) -> None:
         descriptor = os.open(self.here(path), os.O_WRONLY | os.O_CLOEXEC)
@@ -145,6 +169,11 @@ class LocalHost:
 
     def listdir(self, path: str) -> list[str]:
         return os.listdir(self.here(path))
+
+    def directories(self, path: str) -> list[str]:
+        # The kernel says with each name what it is: no stat(2) is needed.
+        with os.scandir(self.here(path)) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
 
     def is_dir(self, path: str) -> bool:
         return os.path.isdir(self.here(path))

@@ -19,6 +19,7 @@ class PacedHost:
         self._step_aside = step_aside
         self.mkdir = host.mkdir
         self.rmdir = host.rmdir
+        self.gone = host.gone
         self.filesystem_magic = host.filesystem_magic
         self.readlink = host.readlink
         self.device_number = host.device_number
@@ -36,6 +37,10 @@ class PacedHost:
     def listdir(self, path: str) -> list[str]:
         self._step_aside()
         return self._host.listdir(path)
+
+    def directories(self, path: str) -> list[str]:
+        self._step_aside()
+        return self._host.directories(path)
 
     def is_dir(self, path: str) -> bool:
         self._step_aside()

@@ -280,8 +280,11 @@ class SlotTable:
             return False
         if any(slot.slot_key in self._contended for slot in slots):
             return False
-        if any(self.host.is_dir(one) for one in {slot.directory for slot in slots}):
+        directories = {slot.directory for slot in slots}
+        if any(self.host.is_dir(directory) for directory in directories):
             return False
+        for directory in directories:
+            self.host.gone(directory)
         self.by_subject.pop(subject, None)
         self.forget(
             [slot.slot_key for slot in slots], gone=[(slot.place, slot.resource) for slot in slots]

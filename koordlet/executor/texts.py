@@ -36,8 +36,6 @@ from linux.weights import Formula, detect
 _KEPT_VOTES: Final = 4096
 """Directories whose observed weights are counted. Chosen: far more than the pods of a node. Beyond
 it only the counts per level are kept, so twice the value means more memory and the same result."""
-_UNIT_SUFFIXES: Final = (".slice", ".scope", ".service", ".mount", ".socket", ".swap")
-_PLAIN_FILES: Final = frozenset({"tasks", "notify_on_release", "release_agent"})
 
 
 class Texts:
@@ -139,17 +137,9 @@ class Texts:
 
     def children(self, directory: str) -> list[str]:
         try:
-            names = self.host.listdir(directory)
+            return self.host.directories(directory)
         except OSError:
             return []
-        return [
-            name
-            for name in names
-            # Names of controllers' files contain a dot, except for three files of v1.
-            if ("." not in name or name.endswith(_UNIT_SUFFIXES))
-            and name not in _PLAIN_FILES
-            and self.host.is_dir(f"{directory}/{name}")
-        ]
 
     def lists(self, path: str, word: str) -> bool:
         try:

@@ -107,6 +107,35 @@ def test_no_more_files_are_kept_than_allowed(group: Path) -> None:
 
 
 @pytest.mark.cgroups
+def test_the_files_of_a_directory_that_is_gone_are_closed(group: Path) -> None:
+    host = LocalHost(keep_open=4)
+    before = len(os.listdir("/proc/self/fd"))
+    other = group / "below"
+    other.mkdir()
+    for name in ("cpu.shares", "cpu.cfs_quota_us"):
+        assert host.read(f"{other}/{name}") and host.read(f"{group}/{name}")
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+    other.rmdir()
+    host.gone(str(other))
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    host.gone(str(other))
+    # There is room for two files again.
+    assert host.read(f"{group}/cpu.stat") and host.read(f"{group}/cpu.cfs_period_us")
+    assert len(os.listdir("/proc/self/fd")) == before + 4
+
+
+@pytest.mark.cgroups
+def test_only_the_groups_of_a_directory_are_listed(group: Path) -> None:
+    (group / "below").mkdir()
+    try:
+        assert LocalHost().directories(str(group)) == ["below"]
+        with pytest.raises(FileNotFoundError):
+            LocalHost().directories(f"{group}/no-such-group")
+    finally:
+        (group / "below").rmdir()
+
+
+@pytest.mark.cgroups
 def test_kernel_refusals_come_through_unchanged(group: Path) -> None:
     host = LocalHost()
     with pytest.raises(OSError) as refused:

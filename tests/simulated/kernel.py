@@ -445,6 +445,15 @@ class SimulatedKernel:
             filesystem, rest = self._locate(path)
             return filesystem.listdir(rest)
 
+    def directories(self, path: str) -> list[str]:
+        with self._operation("listdir", path):
+            filesystem, rest = self._locate(path)
+            names = filesystem.listdir(rest)
+            return [name for name in names if filesystem.is_dir((*rest, name))]
+
+    def gone(self, directory: str) -> None:
+        """Nothing stays open here."""
+
     def is_dir(self, path: str) -> bool:
         with self._lock:
             try:
