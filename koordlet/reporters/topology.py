@@ -42,6 +42,7 @@ from apis.topology import (
 )
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
+from koordlet.reporters.allocatable import raw_allocatable
 from koordlet.reporters.cpu_pools import packed, pools
 from koordlet.reporters.stored import Plain
 from koordlet.sources.kubelet_settings import KubeletSettings
@@ -114,6 +115,11 @@ def topology(facts: Facts) -> Topology:
     labels = {}
     if numa_reservation := node.labels.get(LABEL_ENABLE_NUMA_RESERVATION):
         labels[LABEL_ENABLE_NUMA_RESERVATION] = numa_reservation
+    allocatable: Mapping[str, int] = node.allocatable
+    try:
+        allocatable = {**allocatable, **raw_allocatable(node)}
+    except InputError as error:
+        problems.append(str(error))
     return Topology(
         annotations={
             ANNOTATION_CPU_BASIC_INFO: encode(_basic_info(facts.kind)).decode(),
@@ -135,7 +141,7 @@ def topology(facts: Facts) -> Topology:
         },
         labels=labels,
         policies=(_policy(kubelet),),
-        zones=_zones(facts, reduced=numa_reservation == "true"),
+        zones=_zones(facts, allocatable if numa_reservation == "true" else None),
         problems=tuple(problems),
     )
 
@@ -212,10 +218,13 @@ def _policy(kubelet: KubeletSettings | None) -> str:
 # --- zones ---------------------------------------------------------------------------------------
 
 
-def _zones(facts: Facts, *, reduced: bool) -> tuple[tuple[str, tuple[ZoneResource, ...]], ...]:
+def _zones(
+    facts: Facts, allocatable: Mapping[str, int] | None
+) -> tuple[tuple[str, tuple[ZoneResource, ...]], ...]:
     """Return (name, resources) of each NUMA node with CPUs or memory, by number.
 
-    reduced: what the node keeps for itself is taken from the zones in equal parts.
+    allocatable: of the node, not amplified: what it keeps for itself is taken from the zones in
+    equal parts. None takes nothing.
     """
     cpus = {
         number: 1000 * sum(cpu.node == number for cpu in facts.cpus)
@@ -223,9 +232,10 @@ def _zones(facts: Facts, *, reduced: bool) -> tuple[tuple[str, tuple[ZoneResourc
     }
     memory = {number: _plain_memory(facts, number) for number in cpus}
     kept_cpu, kept_memory = 0, 0
-    if reduced:
-        kept_cpu = _share(facts.node, CPU, sum(map(bool, cpus.values())))
-        kept_memory = _share(facts.node, MEMORY, sum(map(bool, memory.values())))
+    if allocatable is not None:
+        capacity = facts.node.capacity
+        kept_cpu = _share(capacity, allocatable, CPU, sum(map(bool, cpus.values())))
+        kept_memory = _share(capacity, allocatable, MEMORY, sum(map(bool, memory.values())))
     found = []
     for number, milli_cpu in cpus.items():
         size = memory[number]
@@ -264,12 +274,14 @@ def _plain_memory(facts: Facts, number: int) -> int:
     return max(known.total_bytes - pages, 0)
 
 
-def _share(node: NodeMeta, resource: str, zones: int) -> int:
+def _share(
+    capacity: Mapping[str, int], allocatable: Mapping[str, int], resource: str, zones: int
+) -> int:
     """Return what one zone gives up: (capacity - allocatable) / zones, rounded up."""
-    capacity, allocatable = node.capacity.get(resource), node.allocatable.get(resource)
-    if capacity is None or allocatable is None or not zones:
+    has, offers = capacity.get(resource), allocatable.get(resource)
+    if has is None or offers is None or not zones:
         return 0
-    return -(-max(capacity - allocatable, 0) // zones)
+    return -(-max(has - offers, 0) // zones)
 
 
 # --- the object ----------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
-from apis.annotations import parse_raw_allocatable
 from apis.errors import InputError
-from apis.keys import ANNOTATION_RAW_ALLOCATABLE, CPU, MEMORY
+from apis.keys import CPU, MEMORY
 from hooks.compat import COLD_START_BY_AGE_ONLY
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
@@ -26,6 +25,7 @@ from koordlet.prediction.models import Models
 from koordlet.prediction.peak import Both, Predictions, Settings, predict
 from koordlet.prediction.training import Schedule, Trainer
 from koordlet.qos.strategy import NodeAmounts
+from koordlet.reporters.allocatable import raw_allocatable
 from koordlet.reporters.node_metric import measured
 from service.repeats import Repeats
 
@@ -140,20 +140,13 @@ class Predicting:
     def _raw_allocatable(self) -> dict[str, int]:
         """Return what kubelet reported before the Node was amplified; nothing where it was not."""
         node = self._node()
-        text = None if node is None else node.annotations.get(ANNOTATION_RAW_ALLOCATABLE)
-        if node is None or not text:
+        if node is None:
             return {}
         try:
-            resources = parse_raw_allocatable(text, obj=f"Node {node.name}")
+            return raw_allocatable(node)
         except InputError as error:
             self._events.add("bad-object", error.obj, str(error))
             return {}
-        found = {}
-        if CPU in resources:
-            found[CPU] = resources[CPU].milli_value()
-        if MEMORY in resources:
-            found[MEMORY] = resources[MEMORY].value()
-        return found
 
     @property
     def problem(self) -> str:

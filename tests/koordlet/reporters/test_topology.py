@@ -325,6 +325,30 @@ def test_what_the_node_keeps_is_taken_from_the_zones_in_equal_parts() -> None:
     assert topology(facts(node=reduced)).labels == {f"{KEY}enable-numa-reservation": "true"}
 
 
+def test_an_amplified_node_keeps_as_much_as_it_would_otherwise() -> None:
+    amplified = NodeMeta(
+        "n1",
+        labels={f"{KEY}enable-numa-reservation": "true"},
+        annotations={f"{KEY}raw-allocatable": '{"cpu":"15500m"}'},
+        capacity={"cpu": 16000},
+        allocatable={"cpu": 23250},
+    )
+    assert zones(node=amplified)["node-1"]["cpu"] == ("8", "7750m", "7750m")
+
+
+def test_a_bad_raw_allocatable_is_named_and_the_offered_amounts_stand_in() -> None:
+    bad = NodeMeta(
+        "n1",
+        labels={f"{KEY}enable-numa-reservation": "true"},
+        annotations={f"{KEY}raw-allocatable": '{"cpu":"many"}'},
+        capacity={"cpu": 16000},
+        allocatable={"cpu": 15500},
+    )
+    assert zones(node=bad)["node-1"]["cpu"] == ("8", "7750m", "7750m")
+    (problem,) = topology(facts(node=bad)).problems
+    assert "raw-allocatable" in problem and "many" in problem
+
+
 def test_huge_pages_are_reported_with_their_gate_and_leave_the_memory() -> None:
     memory = {0: NumaMemory(32 * GIB, {"2Mi": GIB, "1Gi": 4 * GIB})}
     with_gate = zones(cpus=machine(1), memory=memory, huge_pages=True)["node-0"]

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from apis.core import Node
-from apis.cpuset import NO_CPUS, CpuSet
+from apis.cpuset import CpuSet
 from apis.errors import InputError
 from apis.keys import (
     ANNOTATION_CPU_MANAGER_POLICY,
@@ -38,6 +38,7 @@ from apis.topology import (
     NodeReservation,
     NodeResourceTopology,
     PodCPUAlloc,
+    SystemQOSResource,
     numa_id,
     parse_cpu_manager_policy,
     parse_cpu_topology,
@@ -185,26 +186,37 @@ class _Reading:
         none: tuple[PodCPUAlloc, ...] = ()
         allocs = self._of_topology(ANNOTATION_POD_CPU_ALLOCS, parse_pod_cpu_allocs, none)
         sets = [CpuSet.parse(alloc.cpuset) for alloc in allocs if alloc.managed_by_kubelet]
-        annotations = self._node.metadata.annotations
-        reservation = annotations.get(ANNOTATION_NODE_RESERVATION)
-        if reservation:
-            kept = self._kept(
-                lambda: parse_node_reservation(reservation, obj=self._name), NodeReservation()
-            )
-            sets.append(kept.reserved_cpus)
-        # The node's annotation is the administrator's; the other one is a copy of it.
-        system_text = annotations.get(ANNOTATION_SYSTEM_QOS_RESOURCE)
-        if system_text:
-            system = self._kept(
-                lambda: parse_system_qos_resource(system_text, obj=self._name), None
-            )
-        else:
-            system = self._of_topology(
-                ANNOTATION_SYSTEM_QOS_RESOURCE, parse_system_qos_resource, None
-            )
+        system = self._system()
         if system is not None and system.cpuset_exclusive:
             sets.append(system.cpus)
-        return CpuSet.union([NO_CPUS, kubelet.reserved_cpus, *sets])
+        return CpuSet.union([kubelet.reserved_cpus, self._node_reservation(), *sets])
+
+    def _node_reservation(self) -> CpuSet:
+        """Return the CPUs that the node's annotation lists, else those that koordlet reports.
+
+        koordlet chooses CPUs for a reservation that has an amount and no list, and keeps pods off.
+        """
+        nothing = NodeReservation()
+        text = self._node.metadata.annotations.get(ANNOTATION_NODE_RESERVATION)
+        if text:
+            own = self._kept(lambda: parse_node_reservation(text, obj=self._name), nothing)
+            if own.reserved_cpus:
+                return own.reserved_cpus
+        chosen = self._of_topology(ANNOTATION_NODE_RESERVATION, parse_node_reservation, nothing)
+        return chosen.reserved_cpus
+
+    def _system(self) -> SystemQOSResource | None:
+        """Return the CPUs of class SYSTEM by the administrator's annotation on the node.
+
+        While it cannot be used, koordlet keeps to the last good one, which it reports.
+        """
+        text = self._node.metadata.annotations.get(ANNOTATION_SYSTEM_QOS_RESOURCE)
+        if text:
+            try:
+                return parse_system_qos_resource(text, obj=self._name)
+            except InputError as error:
+                self.errors.append(error)
+        return self._of_topology(ANNOTATION_SYSTEM_QOS_RESOURCE, parse_system_qos_resource, None)
 
     def _policy(self) -> NUMATopologyPolicy:
         labels = self._node.metadata.labels

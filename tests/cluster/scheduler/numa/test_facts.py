@@ -67,6 +67,36 @@ def test_all_reserved_cpus_together() -> None:
     assert facts.zones[1] == {"cpu": 6000, "memory": 32 * GI}
 
 
+@pytest.mark.parametrize(
+    ("of_node", "of_topology", "reserved"),
+    [
+        ({"resources": {"cpu": "2"}}, {"resources": {"cpu": "2"}, "reservedCPUs": "0-1"}, "0-1"),
+        ({"reservedCPUs": "4-5"}, {"reservedCPUs": "0-1"}, "4-5"),
+        (None, {"reservedCPUs": "0-1"}, "0-1"),
+        ({"resources": {"cpu": "2"}}, {}, ""),
+        ({"reservedCPUs": "a"}, {"reservedCPUs": "0-1"}, "0-1"),
+    ],
+)
+def test_koordlet_chooses_the_cpus_of_a_reservation_without_a_list(
+    of_node: Any, of_topology: Any, reserved: str
+) -> None:
+    facts, errors = facts_of(
+        annotations={ANNOTATION_NODE_RESERVATION: json.dumps(of_node)} if of_node else {},
+        of_topology={ANNOTATION_NODE_RESERVATION: json.dumps(of_topology)},
+    )
+    assert str(CpuSet.of_mask(facts.reserved)) == reserved
+    assert len(errors) == (of_node == {"reservedCPUs": "a"})
+
+
+def test_system_cpus_stay_reserved_while_the_administrators_annotation_is_bad() -> None:
+    facts, errors = facts_of(
+        annotations={ANNOTATION_SYSTEM_QOS_RESOURCE: '{"cpuset":"a"}'},
+        of_topology={ANNOTATION_SYSTEM_QOS_RESOURCE: '{"cpuset":"15"}'},
+    )
+    assert str(CpuSet.of_mask(facts.reserved)) == "15"
+    assert len(errors) == 1
+
+
 def test_shared_system_cpus_are_not_reserved() -> None:
     shared = json.dumps({"cpuset": "8-9", "cpusetExclusive": False})
     facts, errors = facts_of(of_topology={ANNOTATION_SYSTEM_QOS_RESOURCE: shared})
