@@ -384,6 +384,7 @@ class Attempts:
                     key for key, value in annotations.items() if value is None and key in present
                 ),
                 volumes=decision.booking.allocation.volumes,
+                lock=decision.recorded.lock,
                 delegated=self.consultant is not None and self.consultant.binds(pod.shape),
             )
         )

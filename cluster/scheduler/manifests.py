@@ -27,12 +27,14 @@ from cluster.scheduler.rights import (
     CLUSTER_WIDE,
     IN_NAMESPACE,
     LEASE_NAME,
+    NODE_LOCKS,
     TEMPLATES_NAME,
     Right,
 )
 
 ACCOUNT: Final = "koord-scheduler"
 IMAGE: Final = "koord-scheduler:0.1.0"
+NODE_LOCKS_FOLDER: Final = "node-locks"
 CONFIG_NAME: Final = "koord-scheduler-config"
 _GROUP_VERSION: Final = "kubescheduler.config.k8s.io/v1"
 
@@ -71,6 +73,13 @@ def rbac(namespace: str = NAMESPACE) -> list[dict[str, Any]]:
             rules(IN_NAMESPACE),
         ),
     ]
+
+
+def node_locks_rbac(namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    """Return the rights that locks of nodes need beside those of `rbac`."""
+    role = "koord-scheduler-node-locks-role"
+    binding = "koord-scheduler-node-locks-rolebinding"
+    return Account(ACCOUNT, namespace).cluster_role(role, binding, rules(NODE_LOCKS))
 
 
 def _enabled(*names: str, only: bool = False) -> dict[str, Any]:
@@ -318,11 +327,12 @@ def _probe(path: str, **times: int) -> Mapping[str, Any]:
 def files(namespace: str = NAMESPACE) -> dict[str, list[dict[str, Any]]]:
     """Return the documents of each file, in the order in which they are applied.
 
-    The namespace is in deploy/manager.
+    The namespace is in deploy/manager. A file in a folder of its own is for some clusters only.
     """
     return {
         "10-rbac.yaml": rbac(namespace),
         "20-config.yaml": [config_map(namespace)],
         "25-gpu-templates.yaml": [gpu_templates(namespace)],
         "30-scheduler.yaml": [deployment(namespace)],
+        f"{NODE_LOCKS_FOLDER}/10-rbac.yaml": node_locks_rbac(namespace),
     }

@@ -26,6 +26,7 @@ from cluster.scheduler.binding.events import Event as EventToWrite
 from cluster.scheduler.binding.events import EventWriter
 from cluster.scheduler.binding.evictor import Evictor
 from cluster.scheduler.binding.network_topology import NetworkTopologyStatus
+from cluster.scheduler.binding.node_locks import NodeLocks
 from cluster.scheduler.binding.placement import Outcome, Placement, Refused
 from cluster.scheduler.binding.pod_groups import PodGroupStatuses
 from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
@@ -138,12 +139,20 @@ class SchedulerProcess(SchedulerCore):
             delegate=self.extenders.bind if self.extenders is not None else None,
             on_step=self._step,
         )
-        self._volumes_since: dict[str, float] = {}
-        """When the binding of a pod's volumes began, by UID and time.perf_counter."""
+        self._prepared_since: dict[str, float] = {}
+        """When the writes before the binder's began, by the pod's UID and time.perf_counter."""
+        self.node_locks = NodeLocks(
+            client,
+            bind=self._prepared,
+            refuse=self._not_prepared,
+            pod_of=self.pods.items.get,
+            clock=clock,
+        )
+        self.nodes.subscribe(self.node_locks.node_event)
         self.volume_binder = VolumeBinder(
             client,
             bind=self._volumes_bound,
-            refuse=self._volumes_refused,
+            refuse=self._not_prepared,
             claims=self.volumes.claims,
             volumes=self.volumes.volumes,
             pod_of=self.pods.items.get,
@@ -355,6 +364,7 @@ class SchedulerProcess(SchedulerCore):
                 stack.push_async_callback(self.extenders.close)
             stack.push_async_callback(self.evictor.stop)
             stack.push_async_callback(self._drain)
+            stack.push_async_callback(self.node_locks.stop)
             stack.push_async_callback(self.volume_binder.stop)
             if self.extenders is not None:
                 stack.push_async_callback(self.extenders.stop_asking)
@@ -369,6 +379,7 @@ class SchedulerProcess(SchedulerCore):
     async def _drain(self) -> None:
         seconds = self._drain_seconds()
         await asyncio.gather(self.binder.drain(seconds), self.reservation_writer.drain(seconds))
+        await self.node_locks.settle(_LEAST_DRAIN_S)
 
     def _drain_seconds(self) -> float:
         """Return how long bindings may go on at a stop.
@@ -397,19 +408,28 @@ class SchedulerProcess(SchedulerCore):
             await asyncio.sleep(0)
 
     def _outcome(self, placement: Placement | ReservationPlacement, outcome: Outcome) -> None:
+        if isinstance(placement, Placement):
+            self.node_locks.ended(placement, outcome)
         self.attempts.bound(placement, outcome)
         self._wake.set()
 
     def _volumes_bound(self, placement: Placement) -> None:
-        self._volumes_ended(placement, succeeded=True)
+        if placement.lock:
+            # Behind the volumes, which may take longer than a lock lasts.
+            self.node_locks.submit(placement)
+        else:
+            self._prepared(placement)
+
+    def _prepared(self, placement: Placement) -> None:
+        self._preparation_ended(placement, succeeded=True)
         self.binder.submit(placement)
 
-    def _volumes_refused(self, placement: Placement, outcome: Outcome) -> None:
-        self._volumes_ended(placement, succeeded=False)
+    def _not_prepared(self, placement: Placement, outcome: Outcome) -> None:
+        self._preparation_ended(placement, succeeded=False)
         self._outcome(placement, outcome)
 
-    def _volumes_ended(self, placement: Placement, *, succeeded: bool) -> None:
-        began = self._volumes_since.pop(placement.uid, None)
+    def _preparation_ended(self, placement: Placement, *, succeeded: bool) -> None:
+        began = self._prepared_since.pop(placement.uid, None)
         if began is not None:
             self._step(placement, PRE_BIND, succeeded, time.perf_counter() - began)
 
@@ -427,11 +447,14 @@ class SchedulerProcess(SchedulerCore):
 
     def bind(self, placement: Placement) -> None:
         """Carry out a placement in the background."""
+        if not placement.volumes and not placement.lock:
+            self.binder.submit(placement)
+            return
+        self._prepared_since[placement.uid] = time.perf_counter()
         if placement.volumes:
-            self._volumes_since[placement.uid] = time.perf_counter()
             self.volume_binder.submit(placement)
         else:
-            self.binder.submit(placement)
+            self.node_locks.submit(placement)
 
     def reserve(self, placement: ReservationPlacement) -> None:
         """Give a Reservation its node in the background."""

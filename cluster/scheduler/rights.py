@@ -132,4 +132,10 @@ IN_NAMESPACE: Final[Sequence[Right]] = (
 )
 """In the namespace of the installation alone."""
 
+NODE_LOCKS: Final[Sequence[Right]] = (
+    Right(NODES, ("patch",), "locks for device plugins that hand devices to one pod at a time"),
+)
+"""Only with the gate DevicePluginAdaption, and only for nodes with devices of such a vendor. A
+manifest of their own grants them: RBAC cannot restrict a patch to annotations."""
+
 CLUSTER_WIDE: Final = (*FOLLOWED, *WRITTEN)

@@ -32,7 +32,8 @@ class Placement:
     """A pod and the node that it goes to.
 
     annotations, labels: set on the pod, over what is there. removed_annotations: keys.
-    volumes: written, and bound, before the pod. delegated: an extender binds the pod, so the
+    volumes: written, and bound, before the pod. lock: annotation of the node that is taken before
+    the pod is bound, "" for none; see `node_locks`. delegated: an extender binds the pod, so the
     annotations are patched before.
     """
 
@@ -44,6 +45,7 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     removed_annotations: tuple[str, ...] = ()
     volumes: PlannedVolumes = NO_VOLUMES
+    lock: str = ""
     delegated: bool = False
 
     @property
@@ -62,6 +64,8 @@ class Why(enum.Enum):
     """To another node, or to the same one without what this placement records."""
     CONFLICT = "conflict"
     """The pod changed since the decision, or cannot be bound as it is (scheduling gates)."""
+    LOCKED = "the node is locked"
+    """A device plugin is handing devices of the node to another pod."""
     FORBIDDEN = "forbidden"
     """Rights, a policy or an admission webhook refuse it."""
     INVALID = "invalid"

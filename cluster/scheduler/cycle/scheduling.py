@@ -434,9 +434,11 @@ class Scheduling:
         """Return what all allocators record; a later one wins where two name one key."""
         annotations: dict[str, str | None] = {}
         labels: dict[str, str | None] = {}
+        lock = ""
         for allocator in profile.allocators:
             if allocator.applies(shape, self.tables):
                 recorded = allocator.record(booking, self.tables)
                 annotations |= recorded.annotations
                 labels |= recorded.labels
-        return Recorded(annotations, labels)
+                lock = recorded.lock or lock
+        return Recorded(annotations, labels, lock)

@@ -197,10 +197,14 @@ class SetScore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a placement writes on the pod. None as a value removes the annotation or label."""
+    """What a placement writes on the pod. None as a value removes the annotation or label.
+
+    lock: annotation of the node that has to be taken before the pod is bound, "" for none.
+    """
 
     annotations: dict[str, str | None]
     labels: dict[str, str | None]
+    lock: str = ""
 
 
 class Admission(Protocol):

@@ -123,6 +123,7 @@ def _faults(process: SchedulerProcess) -> Iterator[str]:
         process.events.faults,
         process.reservation_writer.faults,
         process.volume_binder.faults,
+        process.node_locks.faults,
         process.evictor.faults,
         process.explanations.faults,
         *(cache.faults for cache in (*process.caches, process.pods, process.asked)),

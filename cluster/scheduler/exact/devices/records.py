@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from apis.decode import canonical_json
@@ -29,7 +28,6 @@ from apis.keys import (
     GPU_MEMORY,
     LABEL_HAMI_VGPU_NODE,
 )
-from apis.meta import format_time, parse_time
 from cluster.scheduler.exact.devices.allocate import Devices
 from cluster.scheduler.tables.devices.request import WHOLE
 
@@ -38,9 +36,6 @@ HUAWEI: Final = "huawei"
 CAMBRICON: Final = "cambricon"
 METAX: Final = "metax"
 ASCEND_310P_DUO: Final = "Ascend-310P3-300I-DUO"
-
-LOCK_SECONDS: Final = 300
-"""A lock that a vendor's plugin did not take away within this time is stale; the vendors' value."""
 
 _MIB: Final = 1 << 20
 _CAMBRICON_MEMORY: Final = 256 * _MIB
@@ -142,25 +137,6 @@ def _amount(gpu: DeviceAllocation, name: str) -> int:
     if quantity is not None:
         return quantity.value()
     return WHOLE if name == GPU_CORE else 0
-
-
-def lock_value(namespace: str, name: str, *, now_s: float) -> str:
-    """Return the text of a node's lock held for a pod."""
-    return f"{format_time(datetime.fromtimestamp(now_s, UTC))},{namespace},{name}"
-
-
-def lock_holder(text: str, *, now_s: float) -> tuple[str, str] | None:
-    """Return namespace and name of the pod that holds a lock; None if it is stale or unreadable."""
-    parts = text.split(",")
-    if len(parts) != 3:
-        return None
-    try:
-        taken = parse_time(parts[0])
-    except ValueError:
-        return None
-    if now_s - taken.timestamp() > LOCK_SECONDS:
-        return None
-    return parts[1], parts[2]
 
 
 def resized_allocatable(devices: Devices) -> str:

@@ -125,7 +125,7 @@ class DeviceShareAllocator:
                 return Recorded({ANNOTATION_DEVICE_ALLOCATED: None}, {})
             return Recorded({}, {})
         record = self._record(booking, tables)
-        return Recorded(dict(record.annotations), dict(record.labels))
+        return Recorded(dict(record.annotations), dict(record.labels), record.lock)
 
     def _record(self, booking: Booking, tables: Tables) -> DeviceRecord:
         devices = booking.allocation.devices
@@ -141,11 +141,3 @@ class DeviceShareAllocator:
             isolation=booking.shape.labels.get(LABEL_GPU_ISOLATION_PROVIDER, ""),
             now_ns=round(booking.start * 1e9),
         )
-
-    def node_lock(self, booking: Booking, tables: Tables) -> str:
-        """Return the annotation of the Node that has to be taken before the pod is bound, or "".
-
-        Its text is `lock_value`; a held one (`lock_holder`) means that another pod's devices are
-        being handed over, so that the binding has to wait.
-        """
-        return self._record(booking, tables).lock

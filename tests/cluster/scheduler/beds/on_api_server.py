@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -27,17 +28,24 @@ from kube.resources import (
 )
 from tests.beds.apiserver import ApiServer, eventually
 
+_NO_GATES: Final[Mapping[str, bool]] = MappingProxyType({})
+
 
 @asynccontextmanager
 async def scheduler(
-    connection: Connection, configuration: str, *, network_status: bool = False
+    connection: Connection,
+    configuration: str,
+    *,
+    network_status: bool = False,
+    gates: Mapping[str, bool] = _NO_GATES,
 ) -> AsyncIterator[SchedulerProcess]:
     """Run a scheduler until the block ends. configuration: the text of its file."""
+    read = read_configuration(configuration, obj="test")
     stop = asyncio.Event()
     async with KeptClient(connection, user_agent="koord-scheduler") as client:
         process = SchedulerProcess(
             client,
-            read_configuration(configuration, obj="test"),
+            msgspec.structs.replace(read, gates=dict(gates)),
             seed=1,
             network_status=network_status,
         )

@@ -20,7 +20,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.manifests import config_map, rbac
 from cluster.scheduler.plugins.quotas.overuse import Revoked
 from cluster.scheduler.process import SchedulerProcess
-from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, IN_NAMESPACE, Right
+from cluster.scheduler.rights import CLUSTER_WIDE, FOLLOW, FOLLOWED, IN_NAMESPACE, NODE_LOCKS, Right
 from cluster.scheduler.serving.endpoints import Endpoints
 from kube.client import Client, Unreachable, encode_object
 from kube.connection import Connection
@@ -80,7 +80,7 @@ def test_the_shipped_configuration_is_that_of_upstreams_chart() -> None:
 
 def test_the_documentation_names_everything_that_is_written() -> None:
     written: dict[str, set[str]] = {}
-    for right in (*CLUSTER_WIDE, *IN_NAMESPACE):
+    for right in (*CLUSTER_WIDE, *IN_NAMESPACE, *NODE_LOCKS):
         if verbs := set(right.verbs) - {"get", *FOLLOW}:
             written.setdefault(right.plural, set()).update(verbs)
     section = _PAGE.read_text().partition("\n## Installing\n")[2].partition("\n## ")[0]
