@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,16 +65,7 @@ class ApiServer:
     def kubeconfig(self, user: str = "admin") -> str:
         """Return the text of a kubeconfig for `user`, for programs of their own."""
         cluster = {"server": self.url, "insecure-skip-tls-verify": True}
-        return yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "bed",
-                "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
-                "clusters": [{"name": "bed", "cluster": cluster}],
-                "users": [{"name": user, "user": {"token": self.tokens[user]}}],
-            }
-        )
+        return kubeconfig(cluster, user, self.tokens[user])
 
     def start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self.etcd_port}"
@@ -175,6 +166,20 @@ class ApiServer:
                         return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
+
+
+def kubeconfig(cluster: Mapping[str, Any], user: str, token: str) -> str:
+    """Return the text of a kubeconfig with one cluster and one user."""
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "bed",
+            "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": user}}],
+            "clusters": [{"name": "bed", "cluster": dict(cluster)}],
+            "users": [{"name": user, "user": {"token": token}}],
+        }
+    )
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.beds.apiserver import ApiServer
 from tests.beds.packages import CHECKOUT, DIES_WITH_US
 from tests.waiting import wait_until
 
@@ -21,10 +20,11 @@ _STOP_TIMEOUT_S = 20.0
 class SchedulerBed:
     """One koord-scheduler. Between `stop` and `start` its folder stays."""
 
-    def __init__(self, server: ApiServer, folder: Path, configuration: Mapping[str, Any]) -> None:
-        """configuration: a KubeSchedulerConfiguration without its client connection."""
+    def __init__(self, kubeconfig: str, folder: Path, configuration: Mapping[str, Any]) -> None:
+        """kubeconfig: its text. configuration: a KubeSchedulerConfiguration without its client
+        connection."""
         self._folder = folder
-        (folder / "scheduler.kubeconfig").write_text(server.kubeconfig("admin"))
+        (folder / "scheduler.kubeconfig").write_text(kubeconfig)
         client = {"kubeconfig": str(folder / "scheduler.kubeconfig")}
         # YAML is a superset of JSON.
         (folder / "scheduler.yaml").write_text(
@@ -89,10 +89,10 @@ class SchedulerBed:
 
 @contextmanager
 def scheduler(
-    server: ApiServer, folder: Path, configuration: Mapping[str, Any]
+    kubeconfig: str, folder: Path, configuration: Mapping[str, Any]
 ) -> Iterator[SchedulerBed]:
-    """A running koord-scheduler; ended at the end."""
-    running = SchedulerBed(server, folder, configuration)
+    """A running koord-scheduler; ended at the end. kubeconfig, configuration: as SchedulerBed's."""
+    running = SchedulerBed(kubeconfig, folder, configuration)
     try:
         running.start()
         yield running

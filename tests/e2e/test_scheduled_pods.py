@@ -53,7 +53,7 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, 
         koordlet = stack.enter_context(daemon(runtime, [], gates=GATES, config=config))
         here = Node(server, runtime, kubelet, koordlet, None)
         wait_until(lambda: _reported_cpus(here) == set(CPUS), "koordlet's report of the CPUs")
-        yield here, stack.enter_context(scheduler(server, folder, _configuration()))
+        yield here, stack.enter_context(scheduler(server.kubeconfig(), folder, _configuration()))
 
 
 def _configuration() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from apis.quota import ElasticQuota, decode_elastic_quota
+from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.quotas.table import QuotaSettings, QuotaTable
 from cluster.scheduler.tables.shapes import PodShape, Shapes
@@ -84,3 +85,26 @@ class Bed:
             for name, quota in self.table.quotas.items()
             if not name.startswith("koordinator-")
         }
+
+
+def assert_as_made_from_objects(core: SchedulerCore) -> None:
+    """Compare the table of quotas with one that is made from the objects and bookings as they are.
+
+    No quota may have a problem: the definition in force would be one that no object shows.
+    """
+    known = core.plugins.quotas
+    assert known is not None and not known.problems()
+    again = QuotaTable(known.settings)
+    for row, node in enumerate(core.nodes.items.values()):
+        again.set_node(row, node)
+    for quota_object in core.quotas.items.values():
+        again.set_quota(quota_object)
+    for pod in core.pods.items.values():
+        if not pod.spec.node_name:
+            again.want(pod.metadata.uid, core.source.shape_of(pod))
+    for booking in core.tables.bookings.values():
+        again.place(booking)
+    for name, quota in known.quotas.items():
+        other = again.quotas[name]
+        assert (quota.own, quota.all) == (other.own, other.all), name
+        assert quota.runtimes() == other.runtimes(), name

@@ -15,9 +15,8 @@ from hypothesis.stateful import rule
 
 from cluster.scheduler.binding.placement import Placement
 from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.tables.quotas.table import QuotaTable
 from tests.cluster.scheduler.beds.lives import Lives, milli
-from tests.cluster.scheduler.quotas.making import PREFIX
+from tests.cluster.scheduler.quotas.making import PREFIX, assert_as_made_from_objects
 
 _CONFIGURATION = read_configuration(
     """
@@ -112,20 +111,7 @@ class QuotaLives(Lives):
         if known.problems():
             # The former definition is in force, which no object shows.
             return
-        again = QuotaTable(known.settings)
-        for row, node in enumerate(self.process.nodes.items.values()):
-            again.set_node(row, node)
-        for object_seen in self.process.quotas.items.values():
-            again.set_quota(object_seen)
-        for pod in self.process.pods.items.values():
-            if not pod.spec.node_name:
-                again.want(pod.metadata.uid, self.process.source.shape_of(pod))
-        for booking in self.process.tables.bookings.values():
-            again.place(booking)
-        for name, quota in known.quotas.items():
-            other = again.quotas[name]
-            assert (quota.own, quota.all) == (other.own, other.all), name
-            assert quota.runtimes() == other.runtimes(), name
+        assert_as_made_from_objects(self.process)
 
 
 QuotaLives.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

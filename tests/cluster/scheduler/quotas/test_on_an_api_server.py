@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from tests.cluster.scheduler.beds.on_api_server import (
     refusal,
     scheduler,
 )
-from tests.cluster.scheduler.quotas.making import PREFIX
+from tests.cluster.scheduler.quotas.making import PREFIX, assert_as_made_from_objects
 
 pytestmark = pytest.mark.apiserver
 
@@ -50,10 +52,12 @@ _PRIORITY_CLASSES = Resource(
 )
 
 
-async def _quota(client: Client, name: str, least: int, most: int) -> None:
+async def _quota(client: Client, name: str, least: int, most: int, **labels: str) -> None:
+    """labels: without their prefix."""
     amounts = {"cpu": str(most), "memory": "64Gi"}
+    prefixed = {PREFIX + key.replace("_", "-"): value for key, value in labels.items()}
     body = {
-        "metadata": {"name": name, "namespace": _NAMESPACE},
+        "metadata": {"name": name, "namespace": _NAMESPACE, "labels": prefixed},
         "spec": {"min": {"cpu": str(least)}, "max": amounts},
     }
     await client.create(ELASTIC_QUOTAS, encode_object(ELASTIC_QUOTAS, body), namespace=_NAMESPACE)
@@ -195,3 +199,69 @@ async def _quotas_lend_reclaim_and_change_while_pods_wait(
 
 def test_quotas_lend_reclaim_and_change_while_pods_wait(server: ApiServer) -> None:
     play(server, _quotas_lend_reclaim_and_change_while_pods_wait)
+
+
+_ROOT = "koordinator-root-quota"
+_STREAM = 15
+"""Pods of each quota, and of none."""
+
+
+async def _stream(client: Client) -> None:
+    for number in range(_STREAM):
+        for quota in ("fixed", "a", "b", "gone"):
+            await _pod(client, f"{quota}-{number}", quota)
+        await make_pod(client, f"none-{number}", cpu="1")
+
+
+async def _edits(client: Client) -> None:
+    """Change minimum, maximum and parent, delete, and write what cannot be used. No maximum of
+    `a` and `b` is above 8."""
+    for turn in range(8):
+        await _edit(client, "a", {"min": {"cpu": "2"}, "max": {"cpu": str(2 + turn % 4 * 2)}})
+        await _edit(client, "b", {"min": {"cpu": str(turn % 3)}})
+        await _edit(client, "fixed", {"min": {"cpu": str(1 if turn % 2 else 99)}})
+        parent = _ROOT if turn % 2 else "team"
+        label = json.dumps({"metadata": {"labels": {PREFIX + "parent": parent}}}).encode()
+        await client.patch(ELASTIC_QUOTAS, "b", label, namespace=_NAMESPACE)
+        await client.delete(ELASTIC_QUOTAS, "gone", namespace=_NAMESPACE)
+        await asyncio.sleep(0.05)
+        await _quota(client, "gone", 0, 1 + turn)
+
+
+async def _used(client: Client) -> Counter[str]:
+    return Counter(name.partition("-")[0] for name in await _bound(client))
+
+
+async def _quotas_are_edited_under_a_stream_of_pods(server: ApiServer, client: Client) -> None:
+    await _prepare(client)
+    for number in range(2):
+        await make_node(client, f"n{number}", cpu=40)
+    await _quota(client, "team", 8, 12, is_parent="true")
+    await _quota(client, "a", 2, 4, parent="team")
+    await _quota(client, "b", 2, 8, parent="team")
+    await _quota(client, "fixed", 1, 5)
+    await _quota(client, "gone", 0, 1)
+    streaming = _CONFIGURATION.replace("monitorAllQuotas: true", "monitorAllQuotas: false")
+    async with scheduler(server.connection(), streaming) as process:
+        work = asyncio.gather(_stream(client), _edits(client))
+        while not work.done():
+            used = await _used(client)
+            assert used["fixed"] <= 5 and used["a"] <= 8 and used["b"] <= 8, used
+        await work
+        for name, most in (("team", 16), ("a", 8), ("b", 8), ("gone", 99), ("fixed", 5)):
+            await _edit(client, name, {"min": {"cpu": "1"}, "max": {"cpu": str(most)}})
+        every = {"a": 8, "b": 8, "fixed": 5, "gone": _STREAM, "none": _STREAM}
+
+        async def as_the_quotas_allow() -> bool:
+            return await _used(client) == every
+
+        await eventually(as_the_quotas_allow, seconds=60)
+        await eventually(lambda: not process.binder.in_flight)
+        await eventually(lambda: len(process.tables.bookings) == sum(every.values()))
+        assert_as_made_from_objects(process)
+        assert not process.attempts.faults.count
+    await client.request("DELETE", ELASTIC_QUOTAS.path(namespace=_NAMESPACE))
+
+
+def test_quotas_are_edited_under_a_stream_of_pods(server: ApiServer) -> None:
+    play(server, _quotas_are_edited_under_a_stream_of_pods)

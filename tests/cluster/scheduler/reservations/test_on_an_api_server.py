@@ -15,6 +15,7 @@ from apis.meta import format_time
 from kube.client import Client, encode_object
 from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, PODS, RESERVATIONS
 from tests.beds.apiserver import ApiServer, eventually
+from tests.beds.unkind_server import Held, unkind
 from tests.cluster.scheduler.beds.on_api_server import (
     make_node,
     make_pod,
@@ -354,3 +355,52 @@ async def _the_room_of_a_running_pod_is_kept_when_it_ends(
 
 def test_the_room_of_a_running_pod_is_kept_when_it_ends(server: ApiServer) -> None:
     _play(server, _the_room_of_a_running_pod_is_kept_when_it_ends)
+
+
+async def _one_that_expires_while_its_pod_is_bound_gives_nothing_twice(
+    server: ApiServer, client: Client
+) -> None:
+    await make_node(client, "n0", cpu=8)
+
+    def binding(name: str) -> tuple[str, str]:
+        return "POST", PODS.path(namespace="default", name=name, subresource="binding")
+
+    async with (
+        unkind(server, seed=0, share=0.0) as between,
+        scheduler(between.connection, _CONFIGURATION) as process,
+    ):
+        await _reserve(client, "r", cpu="6", allocateOnce=False)
+        await _reaches(client, "r", "Available")
+        between.holds |= {binding("owner"): Held.BEFORE, binding("gone"): Held.BEFORE}
+        await make_pod(client, "owner", cpu="4", metadata=_OWNER)
+        await make_pod(client, "gone", cpu="2", metadata=_OWNER)
+        await eventually(lambda: between.held == set(between.holds))
+        over = format_time(datetime.now(UTC) - timedelta(seconds=1))
+        expires = msgspec.json.encode({"spec": {"expires": over}})
+        await client.patch(RESERVATIONS, "r", expires)
+        assert _condition(await _reaches(client, "r", "Failed"), "Ready")["reason"] == "Expired"
+        # Both pods keep their room, and what the reservation had left of the node is free: 2 of 8.
+        await make_pod(client, "fits", cpu="2")
+        await _bound(client, "fits")
+        await make_pod(client, "late", cpu="2", metadata=_OWNER)
+
+        async def late_is_refused() -> bool:
+            (late,) = [pod for pod in await pods(client) if pod["metadata"]["name"] == "late"]
+            return "1 Insufficient cpu" in refusal(late)
+
+        await eventually(late_is_refused)
+        # A binding that is not carried out gives its room to a pod that the reservation was for.
+        path = PODS.path(namespace="default", name="gone")
+        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        between.release()
+        found = await _bound(client, "owner", "late")
+        assert json.loads(found["owner"]["metadata"]["annotations"][_USES])["name"] == "r"
+        assert _USES not in found["late"]["metadata"].get("annotations", {})
+        nodes = process.tables.nodes
+        await eventually(lambda: not process.binder.in_flight)
+        assert int(nodes.requested[nodes.row("n0"), 0]) == 8000
+        assert not process.attempts.faults.count
+
+
+def test_one_that_expires_while_its_pod_is_bound_gives_nothing_twice(server: ApiServer) -> None:
+    _play(server, _one_that_expires_while_its_pod_is_bound_gives_nothing_twice)
