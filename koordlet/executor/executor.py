@@ -170,6 +170,7 @@ class Executor:
         released, table.released = table.released, []
         if subjects is None:
             around = None
+            self._judge.count_pod_groups(now)
             dirty = self._judge.dirty(table.files(), plan, now)
             virtual = table.virtual()
         else:

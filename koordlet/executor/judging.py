@@ -12,8 +12,10 @@ from typing import Final
 
 import msgspec
 
+from apis.qos import KubeQoS
 from koordlet.executor.files import FilePlanner
 from koordlet.executor.originals import Originals, of_container
+from koordlet.executor.pod_groups import PodGroups
 from koordlet.executor.records import Record, plain
 from koordlet.executor.slots import GONE, Plan, Slot, State
 from koordlet.executor.table import SlotTable
@@ -26,7 +28,8 @@ _FIGHT: Final = 4
 _FIGHT_WINDOW_S: Final = 60.0
 """So many foreign values in this time, and the file is left to the other writer for a while.
 Chosen: one program that sets a value at its start, or a person who tries, stays below it; a program
-that sets it periodically does not. Twice the number doubles the writes of such a fight."""
+that sets it periodically does not. Twice the number doubles the writes of such a fight. In a QoS
+directory each group of a pod that came or went in this time allows one more (`PodGroups`)."""
 _FIRST_REST_S: Final = 60.0
 """How long a file is left to another writer first; the time doubles with each fight. Chosen as the
 length of the window, so that a fight costs at most half of the time."""
@@ -40,6 +43,7 @@ class Judge:
         self._texts = table.texts
         self._originals = originals
         self._files = files
+        self._pod_groups = PodGroups(table.texts, window_s=_FIGHT_WINDOW_S)
         self.lacking: list[Slot] = []
         """Slots whose group exists and whose file does not, as of the last reading."""
         self._left_alone: set[tuple[str, Resource]] = set()
@@ -47,6 +51,11 @@ class Judge:
     def leave_alone(self, places: Iterable[tuple[str, Resource]]) -> None:
         """Do not judge these until the next pass: whose value they hold is not known yet."""
         self._left_alone.update(places)
+
+    def count_pod_groups(self, now: float) -> None:
+        """Note which pods' groups have come and gone, if a QoS directory has a desired value."""
+        if any(self._table.wanted(f"kubeqos/{qos}") for qos in KubeQoS):
+            self._pod_groups.count(now)
 
     def dirty(self, slots: Sequence[Slot], plan: Plan, now: float) -> list[Slot]:
         """Return those of `slots`, all of cgroup files, that may have to be written.
@@ -160,10 +169,16 @@ class Judge:
             self._follow_request(slot, record, plan)
         elif record.original is None or not self._texts.same(file, record.original, found):
             plan.keep(msgspec.structs.replace(record, original=found, requested=None))
-        if slot.foreign >= _FIGHT:
+        if self._fights(slot, now):
             self._yield_to_other(slot, now)
             return False
         return True
+
+    def _fights(self, slot: Slot, now: float) -> bool:
+        """Return whether another program keeps writing to the file for no reason of its own."""
+        if slot.foreign < _FIGHT:
+            return False
+        return slot.foreign - self._pod_groups.resets_explained(slot.place, now) >= _FIGHT
 
     def _follow_request(self, slot: Slot, record: Record, plan: Plan) -> None:
         """Plan to journal what kubelet requests now, where it requested something else before."""

@@ -194,7 +194,7 @@ class Kubelet:
         pod.sandbox = self.start_container(
             pod, Limits(), threads=1, adjusted={}, oom_score_adj=SANDBOX_OOM_SCORE_ADJ
         )
-        self._update_qos(qos)
+        self._update_qos()
         return pod
 
     def start_container(
@@ -251,7 +251,7 @@ class Kubelet:
         self._forget_units(pod.cgroup)
         self.kernel.remove_group(pod.cgroup)
         self.pods.pop(pod.uid, None)
-        self._update_qos(pod.qos)
+        self._update_qos()
 
     def resize(
         self,
@@ -286,17 +286,26 @@ class Kubelet:
         controller = "cpu" if file in ("tasks", "cgroup.procs") else file.split(".")[0]
         return f"/sys/fs/cgroup/{controller}/{cgroup}/{file}"
 
-    def _update_qos(self, qos: KubeQos) -> None:
-        """kubelet keeps the Burstable directory's shares at the sum of its pods'."""
-        if qos != "Burstable":
-            return
+    def _update_qos(self) -> None:
+        """kubelet keeps the Burstable directory's shares at the sum of its pods'.
+
+        With the systemd driver it sets the property of both classes' slices with each pod that
+        comes or goes, also when nothing changed.
+        """
         milli = sum(
             limit.cpu_request_milli
             for pod in self.pods.values()
             if pod.qos == "Burstable"
             for limit in pod.limits
         )
-        self._values(self.qos_dir(qos), shares_of(milli), UNLIMITED, 0, "", "kubelet", {})
+        shares = shares_of(milli)
+        if self.driver is Driver.SYSTEMD:
+            for name, value in (("burstable", shares), ("besteffort", 2)):
+                weight = self._weight(value, "kubelet")
+                self.systemd.set_property(
+                    f"kubepods-{name}.slice", CPUShares=value, CPUWeight=weight
+                )
+        self._values(self.qos_dir("Burstable"), shares, UNLIMITED, 0, "", "kubelet", {})
 
     def _forget_units(self, cgroup: str) -> None:
         for name, unit in list(self.systemd.units.items()):

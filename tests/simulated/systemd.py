@@ -3,9 +3,10 @@
 What systemd 252 does was watched in the virtual machine: `daemon-reload` writes, for every slice
 and scope, also delegated ones, `cpu.idle`, `cpu.weight`, `cpu.max`, `memory.min`, `low`, `high`,
 `max` and `oom.group`, with the defaults where the unit says nothing. It leaves `cpu.max.burst` and,
-unless the unit names CPUs, `cpuset.cpus` alone. `set-property` writes only the files of the
-controllers that the properties belong to, but all of those. Starting another unit writes nothing to
-the ones that run.
+unless the unit names CPUs, `cpuset.cpus` alone. `set-property` of any property writes the same
+files, of that unit alone. Starting a unit below a slice that has others writes nothing to that
+slice. (The first unit below a slice, and the end of the last one, reset the slice too; here they do
+not.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 Properties = dict[str, int | str]
 UNLIMITED = -1
-_CONTROLLERS = {"CPU": "cpu", "Memory": "memory", "Allowed": "cpuset"}
-"""A property's first word and its controller."""
+_CONTROLLERS = ("cpu", "memory", "cpuset")
 
 
 def slice_path(name: str) -> str:
@@ -52,16 +52,15 @@ class Systemd:
         unit = Unit(name, path, dict(properties))
         self.units[name] = unit
         self._make(unit)
-        for controller in _CONTROLLERS.values():
+        for controller in _CONTROLLERS:
             self._apply(unit, controller)
         return unit
 
     def set_property(self, name: str, **properties: int | str) -> None:
-        """`systemctl set-property`: changes the unit's view and applies that controller."""
+        """`systemctl set-property`: changes the unit's view and applies all of it."""
         self.units[name].properties.update(properties)
-        for prefix, controller in _CONTROLLERS.items():
-            if any(each.startswith(prefix) for each in properties):
-                self._apply(self.units[name], controller)
+        for controller in _CONTROLLERS:
+            self._apply(self.units[name], controller)
 
     def stop(self, name: str) -> None:
         """End the unit: its processes and its group."""
@@ -72,7 +71,7 @@ class Systemd:
         """`systemctl daemon-reload`: every unit is applied again."""
         for unit in list(self.units.values()):
             if self._exists(unit):
-                for controller in _CONTROLLERS.values():
+                for controller in _CONTROLLERS:
                     self._apply(unit, controller)
 
     def _bases(self) -> list[str]:

@@ -224,13 +224,16 @@ class TestSystemd:
         assert (text("memory.min"), text("memory.oom.group"), text("cpu.idle")) == ("0", "0", "0")
         assert (text("cpu.max.burst"), text("cpuset.cpus")) == ("10000", "1")
 
-    def test_set_property_leaves_other_controllers_alone(self) -> None:
+    def test_set_property_resets_the_unit_and_no_other(self) -> None:
         kernel = SimulatedKernel(DEBIAN_12_V2)
         kubelet = Kubelet(kernel)
-        kernel.write(f"/sys/fs/cgroup/{kubelet.root}/memory.min", b"4096")
+        other = kubelet.qos_dir("Burstable")
+        for group in (kubelet.root, other):
+            kernel.write(f"/sys/fs/cgroup/{group}/memory.min", b"4096")
         kubelet.systemd.set_property("kubepods.slice", CPUWeight=77)
         assert kernel.text(f"/sys/fs/cgroup/{kubelet.root}/cpu.weight") == "77"
-        assert kernel.text(f"/sys/fs/cgroup/{kubelet.root}/memory.min") == "4096"
+        assert kernel.text(f"/sys/fs/cgroup/{kubelet.root}/memory.min") == "0"
+        assert kernel.text(f"/sys/fs/cgroup/{other}/memory.min") == "4096"
 
 
 @pytest.mark.parametrize(

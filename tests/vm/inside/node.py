@@ -141,11 +141,14 @@ class Node:
         pod = Pod(uid, name, cgroup, sandbox_id, ids)
         self.pods.append(pod)
         self._milli[pod.uid] = milli if qos == "burstable" else 0
-        self._weigh_burstable()
+        self.weigh_burstable()
         return pod
 
-    def _weigh_burstable(self) -> None:
-        """kubelet keeps the Burstable slice at the sum of its pods' requests."""
+    def weigh_burstable(self) -> None:
+        """kubelet keeps the Burstable slice at the sum of its pods' requests.
+
+        With each pod it has systemd set the weight, also when that stays the same.
+        """
         shares = cpu_shares(sum(self._milli.values()))
         weight = f"CPUWeight={linear_weight(shares)}"
         run("systemctl", "set-property", "--runtime", "kubepods-burstable.slice", weight)
@@ -161,7 +164,7 @@ class Node:
         run("systemctl", "stop", pod.slice, check=False)
         self.pods.remove(pod)
         del self._milli[pod.uid]
-        self._weigh_burstable()
+        self.weigh_burstable()
 
 
 def import_image() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 from tests.e2e.manifests import batch_pod, ls_pod, pod
-from tests.vm.inside.node import CGROUPS, Node, Pod, run
-from tests.vm.inside.service import Service
+from tests.vm.inside.node import CGROUPS, Node, Pod, run, start_slice
+from tests.vm.inside.service import KOORDCTL, Service
 from tests.waiting import wait_until
 
 SPIN = ["/bin/sh", "-c", "while true; do :; done"]
@@ -69,13 +70,42 @@ def test_a_protected_container_keeps_its_page_cache(machine: Node, service: Serv
         _keeps_its_cache(machine, machine.run_pod(manifest))
 
 
+def test_a_class_keeps_its_protection_while_pods_come_and_go(
+    machine: Node, service: Service
+) -> None:
+    """kubelet has systemd set the class's weight with each pod, which puts 0 into memory.min."""
+    file = CGROUPS / "kubepods.slice/kubepods-burstable.slice/memory.min"
+    with service.knowing(ls_pod("steady")) as manifest:
+        steady = machine.run_pod(manifest)
+        wait_until(lambda: int(file.read_text()) >= 64 * MIB, "the class is protected")
+        protected = file.read_text()
+        for number in range(4):
+            passing = f"kubepods-burstable-podpassing{number}.slice"
+            start_slice(passing)
+            machine.weigh_burstable()
+            wait_until(lambda: file.read_text() == protected, "it is protected again")
+            run("systemctl", "stop", passing)
+            machine.weigh_burstable()
+            wait_until(lambda: file.read_text() == protected, "it is protected again")
+        shown = json.loads(run(KOORDCTL, "explain", "subject", "kubeqos/Burstable", "-o", "json"))
+        machine.remove(steady)
+    (view,) = [
+        value
+        for subject in shown["subjects"]
+        for value in subject["values"]
+        if value["resource"] == "memory.min"
+    ]
+    assert view["state"] == "applied", view
+    assert [write["old"] for write in view["writes"]] == ["0"] * 5, view
+
+
 def _keeps_its_cache(machine: Node, protected: Pod) -> None:
     plain = machine.run_pod(pod("lost", command=_fill("cache", 48)))
     both = (protected, plain)
     for each in both:
         wait_until(lambda each=each: _cache(each) > 40 * MIB, "the cache is there", timeout_s=60)
-    # systemd puts 0 into the class's memory.min when it makes groups below it, until koordlet has
-    # put it back. So the hog is there before its neighbours are measured, and then begins.
+    # With each pod systemd puts 0 into the class's memory.min, until koordlet has put it back. So
+    # the hog is there before its neighbours are measured, and then begins.
     hog = machine.run_pod(
         pod("hog", command=["/bin/sh", "-c", f"{_UNTIL_GO}; {_fill('more', 160)[2]}"])
     )
@@ -84,8 +114,7 @@ def _keeps_its_cache(machine: Node, protected: Pod) -> None:
     current = int((CGROUPS / "kubepods.slice/memory.current").read_text())
     run("systemctl", "set-property", "--runtime", "kubepods.slice", f"MemoryHigh={current}")
     try:
-        # koordlet rests for 60 s from a file that systemd keeps resetting.
-        wait_until(lambda: _protection(protected) >= 64 * MIB, "memory.min", timeout_s=120)
+        wait_until(lambda: _protection(protected) >= 64 * MIB, "memory.min")
         before = [_cache(each) for each in both]
         assert min(before) > 40 * MIB, before
         for pid in hog.pids("main"):
