@@ -14,6 +14,7 @@ from typing import Any
 
 from apis.core import Namespace
 from apis.device import Device
+from apis.errors import InputError
 from apis.meta import format_time
 from apis.network_topology import ClusterNetworkTopology
 from apis.nodemetric import NodeMetric
@@ -51,6 +52,7 @@ from cluster.scheduler.sources.templates import TemplateSource
 from cluster.scheduler.sources.volumes import VolumeSource
 from cluster.scheduler.sources.workloads import Workloads
 from cluster.scheduler.tables.gangs import Gangs
+from cluster.scheduler.tables.load import estimation_problems
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event
@@ -187,6 +189,7 @@ class SchedulerCore:
             spread_by=self.workloads.selector_of,
             quotas=self.quota_source,
             other_nominations=self.configuration.gates.get("CrossSchedulerNomination", False),
+            estimation_problems=self._estimation_problems,
         )
         self.attempts.look_again = self._look_again
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
@@ -251,6 +254,12 @@ class SchedulerCore:
             self.reservation_source.look_again(pod.metadata.uid)
         else:
             self.source.pod_event(Event(Change.MODIFIED, pod, pod))
+
+    def _estimation_problems(self, pod: SchedulingPod, shape: PodShape) -> tuple[InputError, ...]:
+        """Return why annotations about a pod's load are not in force, if any profile reads them."""
+        if not any(load.settings.customized for load in self.plugins.loads):
+            return ()
+        return estimation_problems(shape, obj=pod.ref)
 
     def _namespace_event(self, event: Event[Namespace]) -> None:
         name = event.new.metadata.name

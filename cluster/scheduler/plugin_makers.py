@@ -156,6 +156,7 @@ def _load_settings(arguments: LoadAwareSchedulingArgs) -> LoadSettings:
         prod_includes_system=arguments.prod_usage_include_sys,
         seconds_after_scheduled=float(arguments.estimated_seconds_after_pod_scheduled or 0),
         seconds_after_initialized=float(arguments.estimated_seconds_after_initialized or 0),
+        customized=arguments.allow_customize_estimation,
     )
 
 
@@ -240,6 +241,7 @@ def _make_load_aware(shared: SharedTables, of: ProfileConfiguration) -> LoadAwar
         pass_expired=arguments.enable_schedule_when_node_metrics_expired,
         dominant_weight=arguments.dominant_resource_weight,
         score_by_prod=arguments.score_according_prod_usage,
+        restored=restored(of),
     )
 
 

@@ -77,10 +77,7 @@ ARGUMENTS: Final[Mapping[str, Rule]] = {
     "DefaultPreemption": Rule("default_preemption", DefaultPreemptionArgs, check_preemption),
     "DynamicResources": Rule("dynamic_resources", DynamicResourcesArgs),
     "LoadAwareScheduling": Rule(
-        "load_aware_scheduling",
-        LoadAwareSchedulingArgs,
-        complete_load_aware,
-        {"allowCustomizeEstimation": "usage is estimated by the profile's arguments for all pods"},
+        "load_aware_scheduling", LoadAwareSchedulingArgs, complete_load_aware
     ),
     "NodeNUMAResource": Rule("node_numa_resource", NodeNUMAResourceArgs, complete_numa),
     "DeviceShare": Rule(

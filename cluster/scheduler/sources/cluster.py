@@ -8,10 +8,11 @@ comes after the answer to the Binding is older than that, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from apis.core import is_terminated
+from apis.errors import InputError
 from apis.meta import LabelSelector, unix_seconds
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.cycle.events import NODE, POD, RESERVATION, Action, ClusterEvent
@@ -50,6 +51,9 @@ class ClusterSource:
         spread_by: Callable[[SchedulingPod], LabelSelector | None] = lambda pod: None,
         quotas: QuotaSource | None = None,
         other_nominations: bool = False,
+        estimation_problems: Callable[[SchedulingPod, PodShape], Sequence[InputError]] = (
+            lambda pod, shape: ()
+        ),
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds, as the queue counts them. follow:
         carries out what a change means for gangs. forget: called with the UID of a pod that is
@@ -58,7 +62,7 @@ class ClusterSource:
         show when they are first seen, which is after a restart. spread_by: selects the
         pods of the workload that a pod belongs to. quotas: takes pods without a node, if a profile
         schedules by quotas. other_nominations: the nominator also takes those of other schedulers'
-        pods.
+        pods. estimation_problems: why annotations about the load of a pod are not in force.
         """
         self._tables = tables
         self._queue = queue
@@ -73,10 +77,11 @@ class ClusterSource:
         self._spread_by = spread_by
         self._quotas = quotas
         self._other_nominations = other_nominations
+        self._estimation_problems = estimation_problems
         self._shapes = Shapes()
         self._operating = OperatingPods(tables.reservations)
         self.complaints = Complaints()
-        """Of the annotations of bound pods."""
+        """Of the annotations of pods that are bound or wait."""
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -122,7 +127,8 @@ class ClusterSource:
         uid = new.metadata.uid
         promised = self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
-        self.complaints.set(new.ref, read.problems)
+        unread = self._estimation_problems(new, read.booking.shape)
+        self.complaints.set(new.ref, (*read.problems, *unread))
         known = self._tables.bookings.get(uid)
         booking = _keeping_pods(read.booking, known)
         if known != booking:
@@ -160,6 +166,7 @@ class ClusterSource:
             # server's data is restored from a backup.
             return
         shape = self.shape_of(new)
+        self.complaints.set(new.ref, self._estimation_problems(new, shape))
         if self._quotas is not None:
             self._quotas.waits(uid, shape)
         gang = self._gangs.gang_of(new)

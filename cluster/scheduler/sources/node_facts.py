@@ -42,7 +42,7 @@ class NodeFacts:
         self._clock = clock
         self._nodes: dict[str, SchedulingNode] = {}
         self.complaints = Complaints()
-        """Of Devices, and of Nodes together with their NodeResourceTopologies."""
+        """Of Devices; of Nodes, with their NodeResourceTopologies and load thresholds."""
 
     def node_event(self, event: Event[SchedulingNode]) -> None:
         """Take a change of a node, after the node table took it."""
@@ -95,7 +95,9 @@ class NodeFacts:
             return
         facts, errors = parse_numa_facts(node, self._topologies.get(name))
         self._plugins.numa.set_node(row, facts)
-        self.complaints.set(f"Node {name}", errors)
+        # Tables of profiles with other arguments read the same annotations.
+        of_load = dict.fromkeys(str(e) for load in self._plugins.loads for e in load.problems(row))
+        self.complaints.set(f"Node {name}", (*errors, *of_load))
 
     def _tell(self, kind: str, event: Event[Any]) -> None:
         action = {

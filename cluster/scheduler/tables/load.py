@@ -1,14 +1,16 @@
 """What nodes use and will use: NodeMetric plus an estimate for every pod that it does not show yet.
 
 A report is older than the newest pods, so for each pod that the report misses, or that started too
-late for it, the estimate of what it will use is added (`delta`). One booking changes one row; a new
-report works its row out again. docs/facts/scheduler.md, "Load".
+late for it, the estimate of what it will use is added (`delta`). A Reservation counts with what its
+estimate exceeds those of the pods that use it by: its room is promised to pods that are to come.
+One booking changes one row; a new report works its row out again. docs/facts/scheduler.md, "Load".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -29,24 +31,22 @@ from apis.keys import (
     MID_CPU,
     MID_MEMORY,
 )
-from apis.meta import parse_duration, unix_seconds
-from apis.nodemetric import NodeMetric, ResourceMap
+from apis.load_estimation import LoadEstimation, read_load_estimation
+from apis.nodemetric import NodeMetric
 from apis.qos import PriorityClass
 from apis.usage_thresholds import UsageThresholds, parse_usage_thresholds
-from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Amounts, Vector, amount_of
+from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Amounts, Vector, amounts_of
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.load_report import Report, Window, read_report
 from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.shapes import PodShape
 
 _DEFAULT_ESTIMATE: Final[Mapping[str, int]] = {CPU: 250, MEMORY: 200 * 1024 * 1024}
 """Estimate of a pod without request or limit: milli-cores, bytes. Upstream's."""
-_DEFAULT_INTERVAL_S: Final = 60
 _BY_CLASS: Final[Mapping[PriorityClass, Mapping[str, str]]] = {
     PriorityClass.BATCH: {CPU: BATCH_CPU, MEMORY: BATCH_MEMORY},
     PriorityClass.MID: {CPU: MID_CPU, MEMORY: MID_MEMORY},
 }
-_LONGEST: Final = 0
-"""Duration that stands for the longest window of a report that has data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class LoadSettings:
     thresholds, prod_thresholds, aggregated_thresholds: percent of allocatable, by resource; a node
     may replace each by its annotation. filter_window, score_window: (percentile, seconds) of the
     usage that is looked at, or None for the average. expires_after: seconds after which a report
-    counts no more.
+    counts no more. prod_includes_system: usage of koord-prod pods has that of the system in it.
+    seconds_after_scheduled, seconds_after_initialized: how long a pod counts with its estimate
+    although a report shows it; 0 for not at all. customized: annotations of a pod replace its
+    factors and these seconds.
     """
 
     factors: Mapping[str, int] = field(default_factory=lambda: {CPU: 85, MEMORY: 70})
@@ -65,13 +68,14 @@ class LoadSettings:
     thresholds: Mapping[str, int] = field(default_factory=lambda: {CPU: 65, MEMORY: 95})
     prod_thresholds: Mapping[str, int] = field(default_factory=dict)
     aggregated_thresholds: Mapping[str, int] = field(default_factory=dict)
-    filter_window: tuple[str, int] | None = None
-    score_window: tuple[str, int] | None = None
+    filter_window: Window | None = None
+    score_window: Window | None = None
     supported: tuple[str, ...] = ()
     expires_after: float = 180.0
     prod_includes_system: bool = False
     seconds_after_scheduled: float = 0.0
     seconds_after_initialized: float = 0.0
+    customized: bool = False
 
     def resources(self) -> tuple[str, ...]:
         """Return the resources that are followed, sorted."""
@@ -79,17 +83,16 @@ class LoadSettings:
         return tuple(sorted(names | {*self.prod_thresholds, *self.aggregated_thresholds}))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Report:
-    """A NodeMetric as vectors. usage: None if the report has no usage of the node."""
+_Own = tuple[LoadEstimation, tuple[InputError, ...]]
 
-    updated: float
-    interval: float
-    usage: Vector | None
-    windows: Mapping[tuple[str, int], Vector]
-    system: Vector
-    pods: Mapping[str, Vector]
-    prod_pods: frozenset[str]
+
+def _own_estimation(pod: PodShape) -> _Own:
+    return read_load_estimation(pod.annotations, obj="Pod")
+
+
+def estimation_problems(pod: PodShape, *, obj: str) -> tuple[InputError, ...]:
+    """Return why annotations about the estimate of a pod are not in force. obj: names the pod."""
+    return tuple(error.about(obj) for error in pod.derived(_own_estimation)[1])
 
 
 class LoadShare(NamedTuple):
@@ -101,13 +104,18 @@ class LoadShare(NamedTuple):
     estimated: Vector
 
 
+_NO_SHARES: Final[Mapping[str, LoadShare]] = MappingProxyType({})
+
+
 class LoadTable:
     """Columns by row and by resource of `LoadSettings.resources`.
 
     allocatable: the node's, before amplification. base, score_base: usage that the filter and the
     score start from. delta, prod_delta: estimates that the report lacks. prod_usage: of pods of
     class koord-prod. estimated: estimates of all pods. limits, prod_limits: thresholds in percent,
-    0 for none. reported: the node has a report with usage. expired: it is too old.
+    0 for none. aggregated: the limits are those of a percentile. by_prod: pods of class koord-prod
+    are compared with prod_limits. reported: the node has a report with usage. expired: it has a
+    report, with usage or without, that is too old.
     """
 
     def __init__(self, nodes: NodeTable, settings: LoadSettings) -> None:
@@ -116,15 +124,16 @@ class LoadTable:
         self._nodes = nodes
         self._width = len(self.resources)
         self._columns = {name: column for column, name in enumerate(self.resources)}
-        self._reports: dict[int, _Report] = {}
+        self._reports: dict[int, Report] = {}
         self._bookings: dict[int, dict[str, tuple[Booking, LoadShare]]] = {}
+        self._reservations: dict[int, set[str]] = {}
+        """UIDs of the Reservations that have their booking on a row."""
         self._overrides: dict[int, UsageThresholds] = {}
+        self._problems: dict[int, tuple[InputError, ...]] = {}
         nothing = np.zeros(self._width, dtype=np.int64)
         self._no_share = LoadShare(nothing, nothing, nothing, nothing)
         self._estimates: WeakKeyDictionary[PodShape, Vector] = WeakKeyDictionary()
         self._now = 0.0
-        self.problems: dict[str, InputError] = {}
-        """Node name -> why an annotation of it is not in force."""
         self.allocatable = self._new(0)
         self.base = self._new(0)
         self.score_base = self._new(0)
@@ -135,6 +144,7 @@ class LoadTable:
         self.limits = self._new(0)
         self.prod_limits = self._new(0)
         self.aggregated = np.zeros(0, dtype=np.bool_)
+        self.by_prod = np.zeros(0, dtype=np.bool_)
         self.reported = np.zeros(0, dtype=np.bool_)
         self.expired = np.zeros(0, dtype=np.bool_)
 
@@ -155,16 +165,38 @@ class LoadTable:
     def _estimate(self, pod: PodShape) -> Vector:
         result = np.zeros(self._width, dtype=np.int64)
         of_class = _BY_CLASS.get(pod.priority_class, {})
-        for name, factor in self.settings.factors.items():
+        factors = dict(self.settings.factors)
+        if self.settings.customized:
+            factors |= pod.derived(_own_estimation)[0].factors
+        for name, factor in factors.items():
+            column = self._columns.get(name)
+            if column is None:
+                continue
             real = of_class.get(name, name)
             limit = pod.limits.get(real, 0)
             amount = max(limit, pod.requests.get(real, 0))
-            if amount == 0:
-                result[self._columns[name]] = _DEFAULT_ESTIMATE.get(name, 0)
+            if amount <= 0:
+                result[column] = _DEFAULT_ESTIMATE.get(name, 0)
                 continue
-            estimate = (2 * amount * factor + 100) // 200
-            result[self._columns[name]] = min(estimate, limit) if limit else estimate
+            estimate = min((2 * amount * factor + 100) // 200, LARGEST_AMOUNT)
+            result[column] = min(estimate, limit) if limit > 0 else estimate
         return result
+
+    def problems(self, row: int) -> tuple[InputError, ...]:
+        """Return why annotations of a node are not in force."""
+        return self._problems.get(row, ())
+
+    @property
+    def has_reservations(self) -> bool:
+        """Whether a Reservation has its booking on any node."""
+        return bool(self._reservations)
+
+    def reserved(self, row: int) -> Mapping[str, LoadShare]:
+        """Return what each Reservation on a node adds, by its UID."""
+        uids = self._reservations.get(row)
+        if uids is None:
+            return _NO_SHARES
+        return {uid: self._bookings[row][uid][1] for uid in uids}
 
     def on(self, row: int) -> Iterator[tuple[Booking, LoadShare]]:
         """Yield the bookings on a node with what each adds."""
@@ -175,22 +207,25 @@ class LoadTable:
     def set_node(self, row: int, node: Node) -> None:
         """Take a node's allocatable and its annotations. A bad annotation leaves the defaults."""
         self.reach(row + 1)
-        name = node.metadata.name
+        ref = f"Node {node.metadata.name}"
         annotations = node.metadata.annotations
-        self.problems.pop(name, None)
+        problems = []
         amounts = dict(node.status.allocatable)
         try:
             if text := annotations.get(ANNOTATION_RAW_ALLOCATABLE):
-                amounts |= parse_raw_allocatable(text, obj=f"Node {name}")
+                amounts |= parse_raw_allocatable(text, obj=ref)
         except InputError as error:
-            self.problems[name] = error
+            problems.append(error)
         override = UsageThresholds()
         try:
             if text := annotations.get(ANNOTATION_USAGE_THRESHOLDS):
-                override = parse_usage_thresholds(text, obj=f"Node {name}")
+                override = parse_usage_thresholds(text, obj=ref)
         except InputError as error:
-            self.problems[name] = error
-        allocatable = self._vector({n: amount_of(n, q) for n, q in amounts.items()})
+            problems.append(error)
+        self._problems.pop(row, None)
+        if problems:
+            self._problems[row] = tuple(problems)
+        allocatable = self._vector(amounts_of(amounts))
         changed = (allocatable != self.allocatable[row]).any()
         if changed or self._overrides.get(row) != override:
             self.allocatable[row] = allocatable
@@ -202,6 +237,7 @@ class LoadTable:
         if row < len(self.reported):
             self._reports.pop(row, None)
             self._overrides.pop(row, None)
+            self._problems.pop(row, None)
             self.allocatable[row] = 0
             self._work_out(row)
 
@@ -211,7 +247,7 @@ class LoadTable:
         if metric is None:
             self._reports.pop(row, None)
         else:
-            self._reports[row] = self._report(metric)
+            self._reports[row] = read_report(metric, self._vector)
         self._work_out(row)
 
     def advance(self, now: float) -> None:
@@ -225,21 +261,40 @@ class LoadTable:
 
     def place(self, booking: Booking, row: int) -> None:
         """Add the estimate of a booking."""
-        if ANNOTATION_RESERVE_POD in booking.shape.annotations:
-            return
         self.reach(row + 1)
-        share = self._share(booking, self._reports.get(row))
+        if _is_reservation(booking):
+            self._reservations.setdefault(row, set()).add(booking.uid)
+        share = self._share(booking, row)
         self._bookings.setdefault(row, {})[booking.uid] = (booking, share)
         self._add(row, share, 1)
+        if booking.allocation.reservation:
+            self._count_reservation(row, booking.allocation.reservation)
 
     def remove(self, booking: Booking, row: int) -> None:
         """Take back what `place` did."""
         of_row = self._bookings.get(row, {})
         known = of_row.pop(booking.uid, None)
-        if known is not None:
-            self._add(row, known[1], -1)
+        if known is None:
+            return
+        self._add(row, known[1], -1)
         if not of_row:
-            self._bookings.pop(row, None)
+            del self._bookings[row]
+        if _is_reservation(booking):
+            reservations = self._reservations[row]
+            reservations.discard(booking.uid)
+            if not reservations:
+                del self._reservations[row]
+        if booking.allocation.reservation:
+            self._count_reservation(row, booking.allocation.reservation)
+
+    def _count_reservation(self, row: int, uid: str) -> None:
+        """Count a Reservation again, after a pod began or ceased to use it."""
+        if uid in self._reservations.get(row, ()):
+            booking, before = self._bookings[row][uid]
+            share = self._share(booking, row)
+            self._bookings[row][uid] = (booking, share)
+            self._add(row, before, -1)
+            self._add(row, share, 1)
 
     # --- how a row is worked out ---------------------------------------------------------------
 
@@ -254,7 +309,9 @@ class LoadTable:
         limits = override.thresholds or settings.thresholds
         self.aggregated[row] = bool(aggregated) and window is not None
         self.limits[row] = self._vector(aggregated if self.aggregated[row] else limits)
-        self.prod_limits[row] = self._vector(override.prod_thresholds or settings.prod_thresholds)
+        of_prod = override.prod_thresholds or settings.prod_thresholds
+        self.prod_limits[row] = self._vector(of_prod)
+        self.by_prod[row] = bool(of_prod)
         self.reported[row] = report is not None and report.usage is not None
         self.expired[row] = report is not None and self._is_expired(report)
         for column in (self.delta, self.prod_usage, self.prod_delta, self.estimated):
@@ -262,25 +319,29 @@ class LoadTable:
         if report is not None and settings.prod_includes_system:
             self.prod_usage[row] = report.system
         for uid, (booking, _) in list(self._bookings.get(row, {}).items()):
-            share = self._share(booking, report)
+            share = self._share(booking, row)
             self._bookings[row][uid] = (booking, share)
             self._add(row, share, 1)
         self.base[row] = self._usage(report, window if self.aggregated[row] else None)
         self.score_base[row] = self._usage(report, settings.score_window)
         self._nodes.touch(row)
 
-    def _usage(self, report: _Report | None, window: tuple[str, int] | None) -> Vector:
+    def _usage(self, report: Report | None, window: Window | None) -> Vector:
         if report is None or report.usage is None:
             return np.zeros(self._width, dtype=np.int64)
         if window is None:
             return report.usage
         return report.windows.get(window, report.usage)
 
-    def _share(self, booking: Booking, report: _Report | None) -> LoadShare:
-        """Return what a booking adds beside `report`."""
+    def _share(self, booking: Booking, row: int) -> LoadShare:
+        """Return what a booking adds beside the report of its node."""
         nothing = self._no_share.delta
-        estimate = self.estimate(booking.shape)
+        report = self._reports.get(row)
         prod = booking.shape.priority_class is PriorityClass.PROD
+        if _is_reservation(booking):
+            unused = self._unused(booking, row)
+            return LoadShare(nothing, unused, unused if prod else nothing, unused)
+        estimate = self.estimate(booking.shape)
         if report is None:
             return LoadShare(nothing, estimate, estimate if prod else nothing, estimate)
         usage = report.pods.get(booking.key)
@@ -302,13 +363,31 @@ class LoadTable:
             prod_delta = delta
         return LoadShare(prod_usage, delta, prod_delta, estimate)
 
+    def _unused(self, reservation: Booking, row: int) -> Vector:
+        """Return what the estimate of a Reservation exceeds those of the pods by that use it.
+
+        They count by themselves, with their usage or their estimate.
+        """
+        unused = self.estimate(reservation.shape)
+        for booking, _ in self._bookings.get(row, {}).values():
+            if booking.allocation.reservation == reservation.uid:
+                unused = unused - self.estimate(booking.shape)
+        return np.maximum(0, unused)
+
     def _counts_until(self, booking: Booking) -> float | None:
         """Return until when a pod counts with its estimate although the report shows it."""
-        settings = self.settings
-        if settings.seconds_after_initialized and booking.initialized:
-            return booking.initialized + settings.seconds_after_initialized
-        if settings.seconds_after_scheduled:
-            return booking.start + settings.seconds_after_scheduled
+        after_initialized = self.settings.seconds_after_initialized
+        after_scheduled = self.settings.seconds_after_scheduled
+        if self.settings.customized:
+            own = booking.shape.derived(_own_estimation)[0]
+            if own.seconds_after_initialized is not None:
+                after_initialized = own.seconds_after_initialized
+            if own.seconds_after_scheduled is not None:
+                after_scheduled = own.seconds_after_scheduled
+        if after_initialized and booking.initialized:
+            return booking.initialized + after_initialized
+        if after_scheduled:
+            return booking.start + after_scheduled
         return None
 
     def _add(self, row: int, share: LoadShare, sign: int) -> None:
@@ -323,43 +402,8 @@ class LoadTable:
                 of_row = column[row]
                 add(of_row, amounts, out=of_row)
 
-    def _is_expired(self, report: _Report) -> bool:
+    def _is_expired(self, report: Report) -> bool:
         return self._now - report.updated >= self.settings.expires_after
-
-    def _report(self, metric: NodeMetric) -> _Report:
-        status = metric.status
-        policy = metric.spec.metric_collect_policy
-        interval = policy.report_interval_seconds if policy else None
-        windows: dict[tuple[str, int], Vector] = {}
-        longest: dict[str, int] = {}
-        info = status.node_metric
-        for window in info.aggregated_node_usages if info else ():
-            seconds = _seconds(window.duration)
-            for percentile, usage in window.usage.items():
-                if not usage.resources:
-                    continue
-                vector = self._usage_vector(usage)
-                windows[percentile, seconds] = vector
-                if seconds >= longest.get(percentile, 0):
-                    longest[percentile] = seconds
-                    windows[percentile, _LONGEST] = vector
-        pods = {f"{pod.namespace}/{pod.name}": pod for pod in status.pods_metric}
-        return _Report(
-            updated=unix_seconds(status.update_time),
-            interval=float(interval or _DEFAULT_INTERVAL_S),
-            usage=self._usage_vector(info.node_usage) if info else None,
-            windows=windows,
-            system=self._usage_vector(info.system_usage) if info else self._vector({}),
-            pods={key: self._usage_vector(pod.pod_usage) for key, pod in pods.items()},
-            prod_pods=frozenset(
-                key for key, pod in pods.items() if pod.priority == PriorityClass.PROD
-            ),
-        )
-
-    def _usage_vector(self, usage: ResourceMap) -> Vector:
-        """Return reported amounts; negative ones count as 0."""
-        amounts = {name: amount_of(name, q) for name, q in usage.resources.items()}
-        return np.maximum(0, self._vector(amounts))
 
     def _vector(self, amounts: Amounts) -> Vector:
         result = np.zeros(self._width, dtype=np.int64)
@@ -386,8 +430,5 @@ class LoadTable:
                 setattr(self, name, grown)
 
 
-def _seconds(duration: str) -> int:
-    try:
-        return parse_duration(duration) // 1_000_000_000
-    except ValueError:
-        return 0
+def _is_reservation(booking: Booking) -> bool:
+    return ANNOTATION_RESERVE_POD in booking.shape.annotations

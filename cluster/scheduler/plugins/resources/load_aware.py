@@ -5,6 +5,7 @@ pod. A node is held back if round(100 * usage / allocatable) is above the thresh
 Pods of class koord-prod are compared with the usage of such pods alone where thresholds for them
 exist. Pods of DaemonSets pass always. Score: for each weighted resource (cap - used) * 100 // cap,
 0 where used > cap; the weighted mean, with the smallest of them as one more part of its own weight.
+A pod that may use a Reservation of a node is part of what the Reservation counts with there.
 
 Example: allocatable 32,000 m, usage 18,000, estimates 1,000, pod 3,400: 22,400 is 70 %, above 65.
 docs/facts/scheduler.md, "Load".
@@ -12,6 +13,7 @@ docs/facts/scheduler.md, "Load".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +24,11 @@ from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Mask,
     Reason,
+    Restored,
     ScoredAsIs,
     Scores,
 )
-from cluster.scheduler.tables.amounts import LARGEST_AMOUNT
+from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -37,13 +40,15 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
     """hold_back_expired: whether a node whose report is too old is held back at all.
     pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
     the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
-    the usage of such pods alone."""
+    the usage of such pods alone. restored: what Reservations give back to a pod; None in a profile
+    that does not look at them."""
 
     load: LoadTable
     hold_back_expired: bool = True
     pass_expired: bool = False
     dominant_weight: int = 0
     score_by_prod: bool = False
+    restored: Restored | None = None
     name: str = "LoadAwareScheduling"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
@@ -68,24 +73,25 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         limits = load.limits[rows]
         used = load.base[rows] + load.delta[rows]
         aggregated = load.aggregated[rows]
-        if pod.priority_class is PriorityClass.PROD:
-            by_prod = np.atleast_1d(load.prod_limits[rows].any(axis=1))
-            if by_prod.any():
-                limits = np.where(by_prod[:, None], load.prod_limits[rows], limits)
-                of_prod = load.prod_usage[rows] + load.prod_delta[rows]
-                used = np.where(by_prod[:, None], of_prod, used)
-                aggregated = aggregated & ~by_prod
+        by_prod = load.by_prod[rows] & (pod.priority_class is PriorityClass.PROD)
+        if by_prod.any():
+            limits = np.where(by_prod[:, None], load.prod_limits[rows], limits)
+            of_prod = load.prod_usage[rows] + load.prod_delta[rows]
+            used = np.where(by_prod[:, None], of_prod, used)
+            aggregated = aggregated & ~by_prod
+        for index, row in self._giving_rows(pod, tables, rows):
+            used[index] -= self._given(pod, tables, row, prod=bool(by_prod[index]))
         allocatable = load.allocatable[rows]
         looked_at = (limits > 0) & (allocatable > 0)
         percent = _rounded_percent(used + load.estimate(pod), allocatable)
         above = looked_at & (percent > limits)
-        looks = limits.any(axis=1) & load.reported[rows]
-        expired = load.expired[rows]
+        limited = limits.any(axis=1)
+        looks = limited & load.reported[rows]
+        held = np.zeros_like(looks)
         if self.hold_back_expired:
-            held = looks & expired & (not self.pass_expired)
+            expired = load.expired[rows]
+            held = limited & expired & (not self.pass_expired)
             looks = looks & ~expired
-        else:
-            held = np.zeros_like(looks)
         mask = held.astype(np.int64)
         shifts = 1 + 2 * np.arange(len(load.resources)) + aggregated[:, None]
         mask |= ((above & looks[:, None]).astype(np.int64) << shifts).sum(axis=1)
@@ -97,17 +103,18 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         if pod.owner_kind == "DaemonSet":
             return 0
         load.reach(len(tables.nodes))
-        limits, by_prod = load.limits[row].tolist(), False
-        if pod.priority_class is PriorityClass.PROD:
-            of_prod = load.prod_limits[row].tolist()
-            by_prod = any(of_prod)
-            limits = of_prod if by_prod else limits
-        if not any(limits) or not load.reported.item(row):
+        by_prod = pod.priority_class is PriorityClass.PROD and load.by_prod.item(row)
+        limits = (load.prod_limits if by_prod else load.limits)[row].tolist()
+        if not any(limits):
             return 0
         if self.hold_back_expired and load.expired.item(row):
             return int(not self.pass_expired)
+        if not load.reported.item(row):
+            return 0
         base, delta = (load.prod_usage, load.prod_delta) if by_prod else (load.base, load.delta)
         own = load.estimate(pod)
+        if load.has_reservations:
+            own = own - self._given(pod, tables, row, prod=by_prod)
         mask, aggregated = 0, load.aggregated.item(row) and not by_prod
         for number, limit in enumerate(limits):
             some = load.allocatable.item(row, number)
@@ -120,15 +127,16 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         load = self.load
         load.reach(len(tables.nodes))
-        if self.score_by_prod and pod.priority_class is PriorityClass.PROD:
+        by_prod = self.score_by_prod and pod.priority_class is PriorityClass.PROD
+        # A report that is too old says less than the estimates of the node's pods.
+        known = load.reported[rows] & ~load.expired[rows]
+        if by_prod:
             used = load.prod_usage[rows] + load.prod_delta[rows]
         else:
-            # A report that is too old says less than the estimates of the node's pods.
-            used = np.where(
-                load.expired[rows][:, None],
-                load.estimated[rows],
-                load.score_base[rows] + load.delta[rows],
-            )
+            used = load.score_base[rows] + load.delta[rows]
+        used = np.where(known[:, None], used, load.estimated[rows])
+        for index, row in self._giving_rows(pod, tables, rows):
+            used[index] -= self._given(pod, tables, row, prod=by_prod and bool(known[index]))
         used = used + load.estimate(pod)
         weights = np.array([load.settings.weights.get(name, 0) for name in load.resources])
         cap = load.allocatable[rows]
@@ -148,13 +156,16 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         """Return what `score` gives one row."""
         load = self.load
         load.reach(len(tables.nodes))
-        if self.score_by_prod and pod.priority_class is PriorityClass.PROD:
-            columns: tuple[Scores, ...] = load.prod_usage, load.prod_delta
-        elif load.expired.item(row):
-            columns = (load.estimated,)
-        else:
+        known = load.reported.item(row) and not load.expired.item(row)
+        by_prod = self.score_by_prod and pod.priority_class is PriorityClass.PROD and known
+        columns: tuple[Scores, ...] = (load.estimated,)
+        if by_prod:
+            columns = load.prod_usage, load.prod_delta
+        elif known:
             columns = load.score_base, load.delta
         own = load.estimate(pod)
+        if load.has_reservations:
+            own = own - self._given(pod, tables, row, prod=by_prod)
         total, whole, least = 0, self.dominant_weight, MAX_SCORE
         for number, name in enumerate(load.resources):
             weight = load.settings.weights.get(name, 0)
@@ -169,6 +180,39 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
                 least = min(least, part) if weight > 0 else least
         total += self.dominant_weight * least if self.dominant_weight else 0
         return total // max(whole, 1)
+
+    def _giving_rows(self, pod: PodShape, tables: Tables, rows: Rows) -> Iterator[tuple[int, int]]:
+        """Yield the index in `rows`, and the row, where Reservations may give a pod anything."""
+        if self.restored is None or not self.load.has_reservations:
+            return
+        if not isinstance(rows, slice):
+            yield from enumerate(rows.tolist())
+            return
+        every = range(*rows.indices(len(tables.nodes)))
+        for row in self.restored.rows(pod, tables).tolist():
+            if row in every:
+                yield every.index(row), row
+
+    def _given(self, pod: PodShape, tables: Tables, row: int, *, prod: bool) -> Vector:
+        """Return what the Reservations of a node count with less once the pod is placed there.
+
+        The pod uses one of those that it matches: the one that gives most counts, for each
+        resource. To a pod that ignores Reservations all of them are free. prod: only what counts
+        as load of class koord-prod.
+        """
+        reserved = self.load.reserved(row)
+        given = np.zeros(len(self.load.resources), dtype=np.int64)
+        if self.restored is None or not reserved:
+            return given
+        shares = {uid: share.prod_delta if prod else share.delta for uid, share in reserved.items()}
+        for uid in self.restored.ignored(pod, tables, row):
+            if uid in shares:
+                given += shares[uid]
+        own = self.load.estimate(pod)
+        for uid in self.restored.on(pod, tables, row):
+            if uid in shares:
+                given = np.maximum(given, np.minimum(shares[uid], own))
+        return given
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:

@@ -346,7 +346,6 @@ def test_what_has_no_effect_is_said() -> None:
                 {
                     "pluginConfig": [
                         args("Coscheduling", skipCheckScheduleCycle=True),
-                        args("LoadAwareScheduling", allowCustomizeEstimation=True),
                         args("Reservation", reservationSelectorIndex={"enabled": True}),
                     ]
                 }
@@ -358,8 +357,7 @@ def test_what_has_no_effect_is_said() -> None:
         "percentageOfNodesToScore",
         "clientConnection.contentType",
         "profiles[0].pluginConfig[0].args.skipCheckScheduleCycle",
-        "profiles[0].pluginConfig[1].args.allowCustomizeEstimation",
-        "profiles[0].pluginConfig[2].args.reservationSelectorIndex",
+        "profiles[0].pluginConfig[1].args.reservationSelectorIndex",
     ]
     assert found.parallelism == 8 and found.percentage_of_nodes_to_score == 50
 

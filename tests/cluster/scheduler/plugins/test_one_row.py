@@ -21,10 +21,11 @@ from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, chart_profile, file
 from tests.cluster.scheduler.making import make_node, make_pod
-from tests.cluster.scheduler.reservations.making import make_facts
+from tests.cluster.scheduler.reservations.making import make_facts, put
 
 _NOW = 1_800_000_000.0
 _NODES = 6
+_IGNORES = {"scheduling.koordinator.sh/reservation-ignored": "true"}
 _decode = json_decoder(NodeMetric)
 
 
@@ -96,6 +97,7 @@ def _shape(random: Random, shapes: Shapes) -> PodShape:
     if random.random() < 0.3:
         requests = random.choice(({}, {"test.io/part": "3"}, requests | {"test.io/part": "5"}))
     labels = {"app": random.choice("ab"), "koordinator.sh/qosClass": random.choice(("LS", "LSR"))}
+    labels |= random.choice(({}, {}, _IGNORES))
     priority = random.choice((0, 9500))
     return shapes.of(make_pod("p", requests=requests, labels=labels, priority=priority))
 
@@ -118,10 +120,10 @@ def test_one_row_has_what_all_rows_have(seed: int) -> None:
         node = f"n{random.randint(0, _NODES - 1)}"
         shape = _shape(random, shapes)
         tables.place(Booking(f"default/p{number}", f"u{number}", shape, node, start=_NOW))
-    if random.random() < 0.3:
-        tables.reservations.upsert(make_facts("r", {"cpu": "2"}))
-        held = shapes.of(make_pod("r", requests={"cpu": "2"}))
-        tables.place(Booking("default/r", "uid-r", held, "n0"))
+    for name in ("r", "s"):
+        if random.random() < 0.4:
+            node = random.choice(("n0", "n1"))
+            put(tables, shapes, make_facts(name, {"cpu": "6"}), node, {"cpu": "6"})
     profile = plugins.profiles["koord-scheduler"]
     every = slice(0, len(tables.nodes))
     rows = range(len(tables.nodes))

@@ -197,3 +197,14 @@ def test_what_cannot_be_used_is_logged_once_and_named_until_it_is_right_or_gone(
     assert bed.facts.complaints.held == {"Node n": (problem,)}
     bed.delete_node()
     assert not bed.facts.complaints.held
+
+
+def test_thresholds_that_cannot_be_read_are_named_beside_other_problems() -> None:
+    bed = _Bed()
+    thresholds = {"scheduling.koordinator.sh/usage-thresholds": '{"usageThresholds":{"cpu":200}}'}
+    bed.node(labels=_BAD_LABEL, annotations=thresholds)
+    label, load = bed.facts.complaints.held["Node n"]
+    assert "Sometimes" in label
+    assert load.startswith("Node n: ") and "usageThresholds.cpu" in load
+    bed.node()
+    assert not bed.facts.complaints.held

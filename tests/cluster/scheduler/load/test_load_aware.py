@@ -15,96 +15,12 @@ from hypothesis import strategies as st
 from apis.decode import json_decoder
 from apis.nodemetric import NodeMetric
 from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.plugins.resources.load_aware import LoadAwareScheduling
 from cluster.scheduler.profiles import make_plugins
-from cluster.scheduler.tables.booking import Booking
-from cluster.scheduler.tables.load import LoadSettings, LoadTable
-from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.load import LoadSettings
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, chart_profile, file
+from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
 from tests.cluster.scheduler.making import make_node, make_pod
-
-_NOW = 1_800_000_000.0
-_UPDATED = "2027-01-15T08:00:00Z"
-_GIB = 1024**3
-_decode = json_decoder(NodeMetric)
-
-
-def _metric(
-    cpu: str,
-    memory: str = "0",
-    *,
-    pods: dict[str, tuple[str, str]] | None = None,
-    windows: dict[str, dict[str, str]] | None = None,
-    updated: str = _UPDATED,
-) -> NodeMetric:
-    """pods: name -> (cpu, priority class). windows: duration -> percentile -> cpu."""
-    return _decode(
-        msgspec.json.encode(
-            {
-                "metadata": {"name": "n"},
-                "status": {
-                    "updateTime": updated,
-                    "nodeMetric": {
-                        "nodeUsage": {"resources": {"cpu": cpu, "memory": memory}},
-                        "aggregatedNodeUsages": [
-                            {
-                                "duration": duration,
-                                "usage": {p: {"resources": {"cpu": c}} for p, c in usage.items()},
-                            }
-                            for duration, usage in (windows or {}).items()
-                        ],
-                    },
-                    "podsMetric": [
-                        {
-                            "namespace": "default",
-                            "name": name,
-                            "priority": priority,
-                            "podUsage": {"resources": {"cpu": used}},
-                        }
-                        for name, (used, priority) in (pods or {}).items()
-                    ],
-                },
-            }
-        )
-    )
-
-
-class _Node:
-    """One node of 32 cores and 128 GiB with a load table."""
-
-    def __init__(self, settings: LoadSettings | None = None, **annotations: str) -> None:
-        self.tables = Tables()
-        self.load = LoadTable(self.tables.nodes, settings or LoadSettings())
-        self.tables.add_node_part(self.load)
-        self.shapes = Shapes()
-        self.load.advance(_NOW)
-        self.row = self.tables.upsert_node(
-            make_node(
-                "n",
-                allocatable={"cpu": "32", "memory": "128Gi"},
-                annotations={
-                    f"scheduling.koordinator.sh/{key.replace('_', '-')}": text
-                    for key, text in annotations.items()
-                },
-            )
-        )
-        self.plugin = LoadAwareScheduling(self.load)
-
-    def place(self, name: str, *, start: float = _NOW, priority: int = 9500, **spec: Any) -> None:
-        shape = self.shapes.of(make_pod(name, priority=priority, **spec))
-        booking = Booking(key=f"default/{name}", uid=name, shape=shape, node="n", start=start)
-        self.tables.place(booking)
-
-    def reasons(self, *, priority: int = 9500, **spec: Any) -> list[str]:
-        shape = self.shapes.of(make_pod("p", priority=priority, **spec))
-        mask = int(self.plugin.filter(shape, self.tables, np.array([self.row]))[0])
-        reasons = self.plugin.reasons(shape)
-        return [reason.text for number, reason in enumerate(reasons) if mask >> number & 1]
-
-    def score(self, *, priority: int = 9500, **spec: Any) -> int:
-        shape = self.shapes.of(make_pod("p", priority=priority, **spec))
-        return int(self.plugin.score(shape, self.tables, np.array([self.row]))[0])
 
 
 @pytest.mark.parametrize(
@@ -134,32 +50,32 @@ class _Node:
     ],
 )
 def test_estimates(spec: dict[str, Any], cpu: int, memory: int) -> None:
-    node = _Node()
+    node = LoadNode()
     shape = node.shapes.of(make_pod("p", **{"priority": 9500, **spec}))
     assert node.load.estimate(shape).tolist() == [cpu, memory]
 
 
 def test_the_estimate_is_at_most_the_limit() -> None:
-    node = _Node(LoadSettings(factors={"cpu": 100, "memory": 100}))
+    node = LoadNode(LoadSettings(factors={"cpu": 100, "memory": 100}))
     shape = node.shapes.of(make_pod("p", requests={"cpu": "2"}, limits={"cpu": "1"}, priority=9500))
     assert node.load.estimate(shape)[0] == 1000
 
 
 def test_a_node_above_its_threshold_is_held_back_and_one_at_it_is_not() -> None:
-    node = _Node()
+    node = LoadNode()
     node.place("running", limits={"cpu": "1"}, requests={"cpu": "1"})
     spec: dict[str, Any] = {"requests": {"cpu": "4"}}
-    node.load.set_report(node.row, _metric("18150m"))  # + 850 estimated
+    node.load.set_report(node.row, make_metric("18150m"))  # + 850 estimated
     assert node.reasons(**spec) == ["node(s) cpu usage exceed threshold"]
-    node.load.set_report(node.row, _metric("16550m"))  # 20,800 of 32,000 is 65 %
+    node.load.set_report(node.row, make_metric("16550m"))  # 20,800 of 32,000 is 65 %
     assert node.reasons(**spec) == []
 
 
 def test_a_pod_that_the_report_shows_counts_with_its_usage_only() -> None:
-    node = _Node()
-    node.place("old", start=_NOW - 3600, requests={"cpu": "8"})
-    node.place("new", start=_NOW, requests={"cpu": "8"})
-    metric = _metric("10", pods={"old": ("6", "koord-prod"), "new": ("1", "koord-prod")})
+    node = LoadNode()
+    node.place("old", start=NOW - 3600, requests={"cpu": "8"})
+    node.place("new", start=NOW, requests={"cpu": "8"})
+    metric = make_metric("10", pods={"old": ("6", "koord-prod"), "new": ("1", "koord-prod")})
     node.load.set_report(node.row, metric)
     # Only the new pod adds what its estimate of 6,800 m exceeds the shown 1,000 m by.
     assert node.load.delta[node.row, 0] == 5800
@@ -169,41 +85,41 @@ def test_a_pod_that_the_report_shows_counts_with_its_usage_only() -> None:
 
 
 def test_a_prod_pod_that_the_report_shows_with_another_class_counts_by_its_estimate() -> None:
-    node = _Node()
-    node.place("p", start=_NOW - 3600, requests={"cpu": "8"})
-    node.load.set_report(node.row, _metric("10", pods={"p": ("6", "koord-batch")}))
+    node = LoadNode()
+    node.place("p", start=NOW - 3600, requests={"cpu": "8"})
+    node.load.set_report(node.row, make_metric("10", pods={"p": ("6", "koord-batch")}))
     assert node.load.prod_usage[node.row, 0] == 0
     assert node.load.prod_delta[node.row, 0] == 6800
     assert node.load.delta[node.row, 0] == 0
 
 
 def test_without_a_report_a_node_passes_and_is_scored_by_estimates() -> None:
-    node = _Node()
+    node = LoadNode()
     node.place("p", requests={"cpu": "16", "memory": "64Gi"}, limits={"cpu": "400"})
     assert node.reasons() == []
-    empty = _Node()
+    empty = LoadNode()
     assert empty.score() > node.score()
 
 
 def test_an_expired_report_holds_back_unless_configured_otherwise() -> None:
-    node = _Node()
-    node.load.set_report(node.row, _metric("1"))
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("1"))
     assert node.reasons() == []
     before = node.tables.nodes.version
-    node.load.advance(_NOW + 181)
+    node.load.advance(NOW + 181)
     assert node.tables.nodes.changed_since(before).tolist() == [node.row]
     assert node.reasons() == ["node(s) nodeMetric expired"]
     node.plugin = replace(node.plugin, pass_expired=True)
     assert node.reasons() == []
     node.plugin = replace(node.plugin, pass_expired=False, hold_back_expired=False)
     assert node.reasons() == []
-    node.load.set_report(node.row, _metric("30", updated="2020-01-01T00:00:00Z"))
+    node.load.set_report(node.row, make_metric("30", updated="2020-01-01T00:00:00Z"))
     assert node.reasons() == ["node(s) cpu usage exceed threshold"]
 
 
 def test_pods_of_daemon_sets_pass() -> None:
-    node = _Node()
-    node.load.set_report(node.row, _metric("31"))
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("31"))
     pod = make_pod("d")
     owner = {"kind": "DaemonSet", "name": "d", "uid": "1", "controller": True, "apiVersion": "v1"}
     document = msgspec.json.decode(msgspec.json.encode({"metadata": {}, "spec": {}}))
@@ -216,40 +132,40 @@ def test_pods_of_daemon_sets_pass() -> None:
 
 
 def test_thresholds_of_the_node_replace_those_of_the_configuration() -> None:
-    node = _Node(usage_thresholds='{"usageThresholds":{"cpu":95}}')
-    node.load.set_report(node.row, _metric("28"))
+    node = LoadNode(usage_thresholds='{"usageThresholds":{"cpu":95}}')
+    node.load.set_report(node.row, make_metric("28"))
     assert node.reasons() == []
-    strict = _Node(usage_thresholds='{"prodUsageThresholds":{"cpu":10}}')
-    strict.place("p", start=_NOW, requests={"cpu": "4"})
-    strict.load.set_report(strict.row, _metric("1"))
+    strict = LoadNode(usage_thresholds='{"prodUsageThresholds":{"cpu":10}}')
+    strict.place("p", start=NOW, requests={"cpu": "4"})
+    strict.load.set_report(strict.row, make_metric("1"))
     assert strict.reasons() == ["node(s) cpu usage exceed threshold"]
     assert strict.reasons(priority=5500) == []
 
 
 def test_a_percentile_of_the_node_is_compared_with_its_own_thresholds() -> None:
-    node = _Node(
+    node = LoadNode(
         usage_thresholds='{"aggregatedUsage":{"usageThresholds":{"cpu":50},'
         '"usageAggregationType":"p95","usageAggregatedDuration":"5m"}}'
     )
     windows = {"5m": {"p95": "20"}, "10m": {"p95": "2"}}
-    node.load.set_report(node.row, _metric("1", windows=windows))
+    node.load.set_report(node.row, make_metric("1", windows=windows))
     assert node.reasons() == ["node(s) cpu aggregated usage exceed threshold"]
-    node.load.set_report(node.row, _metric("1", windows={"10m": {"p95": "2"}}))
+    node.load.set_report(node.row, make_metric("1", windows={"10m": {"p95": "2"}}))
     assert node.reasons() == []
 
 
 def test_a_malformed_annotation_leaves_the_configuration_in_force_and_is_named() -> None:
-    node = _Node(usage_thresholds='{"usageThresholds":{"cpu":"many"}}')
-    node.load.set_report(node.row, _metric("31"))
+    node = LoadNode(usage_thresholds='{"usageThresholds":{"cpu":"many"}}')
+    node.load.set_report(node.row, make_metric("31"))
     assert node.reasons() == ["node(s) cpu usage exceed threshold"]
-    problem = str(node.load.problems["n"])
+    problem = str(node.load.problems(node.row)[0])
     assert "Node n" in problem
     assert "usageThresholds" in problem
 
 
 def test_scores() -> None:
-    node = _Node()
-    node.load.set_report(node.row, _metric("19", "35433480192"))  # 33 GiB
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("19", "35433480192"))  # 33 GiB
     spec: dict[str, Any] = {"requests": {"cpu": "4", "memory": "10Gi"}}  # 3,400 m, 7 GiB
     assert node.score(**spec) == 49
     node.plugin = replace(node.plugin, dominant_weight=1)
@@ -257,14 +173,14 @@ def test_scores() -> None:
 
 
 def test_negative_usage_counts_as_none() -> None:
-    node = _Node()
-    node.load.set_report(node.row, _metric("-5"))
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("-5"))
     assert node.load.base[node.row, 0] == 0
 
 
 def test_absurd_limits_of_many_pods_do_not_make_a_node_look_idle() -> None:
-    node = _Node()
-    node.load.set_report(node.row, _metric("1"))
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("1"))
     for number in range(100):
         node.place(f"p{number}", limits={"memory": "8E"})
         assert "node(s) memory usage exceed threshold" in node.reasons()
@@ -283,10 +199,10 @@ _POD_STEPS = st.tuples(
 def test_columns_depend_on_what_is_there_and_not_on_its_history(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    node = _Node(LoadSettings(prod_includes_system=True))
+    node = LoadNode(LoadSettings(prod_includes_system=True))
     reports = [
-        _metric("10", pods={"p0": ("1", "koord-prod"), "p1": ("2", "")}),
-        _metric("3", pods={"p2": ("100m", "koord-prod")}),
+        make_metric("10", pods={"p0": ("1", "koord-prod"), "p1": ("2", "")}),
+        make_metric("3", pods={"p2": ("100m", "koord-prod")}),
         None,
     ]
     report = None
@@ -297,7 +213,7 @@ def test_columns_depend_on_what_is_there_and_not_on_its_history(
             placed[name] = (number, variant)
             node.place(
                 name,
-                start=_NOW - 3600 * variant,
+                start=NOW - 3600 * variant,
                 priority=9500 if number % 2 else 5500,
                 requests={"cpu": str(variant), "kubernetes.io/batch-cpu": "700"},
             )
@@ -313,12 +229,12 @@ def test_columns_depend_on_what_is_there_and_not_on_its_history(
                 make_node("n", allocatable={"cpu": "32", "memory": "128Gi"})
             )
             report = None
-    anew = _Node(LoadSettings(prod_includes_system=True))
+    anew = LoadNode(LoadSettings(prod_includes_system=True))
     anew.load.set_report(anew.row, report)
     for name, (number, variant) in placed.items():
         anew.place(
             name,
-            start=_NOW - 3600 * variant,
+            start=NOW - 3600 * variant,
             priority=9500 if number % 2 else 5500,
             requests={"cpu": str(variant), "kubernetes.io/batch-cpu": "700"},
         )
@@ -340,3 +256,56 @@ def test_profiles_with_equal_windows_of_usage_share_a_table() -> None:
 
     assert loads("5m", "300s") == 1
     assert loads("5m", "10m") == 2
+
+
+def test_a_node_whose_report_was_never_written_counts_as_expired_and_one_without_usage_passes() -> (
+    None
+):
+    node = LoadNode()
+    node.load.set_report(node.row, NodeMetric())
+    assert node.reasons() == ["node(s) nodeMetric expired"]
+    status = msgspec.structs.replace(make_metric("31").status, node_metric=None)
+    node.load.set_report(node.row, NodeMetric(status=status))
+    assert node.reasons() == []
+
+
+def test_prod_thresholds_of_zero_except_prod_pods() -> None:
+    node = LoadNode(usage_thresholds='{"prodUsageThresholds":{"cpu":0}}')
+    node.load.set_report(node.row, make_metric("31"))
+    assert node.reasons() == []
+    assert node.reasons(priority=5500) == ["node(s) cpu usage exceed threshold"]
+
+
+@pytest.mark.parametrize("report", [make_metric("1"), NodeMetric(), None])
+def test_without_a_report_in_force_prod_pods_are_scored_by_all_estimates_too(
+    report: NodeMetric | None,
+) -> None:
+    node = LoadNode()
+    node.plugin = replace(node.plugin, score_by_prod=True)
+    node.place("batch", priority=5500, requests={"kubernetes.io/batch-cpu": "30000"})
+    node.load.set_report(node.row, report)
+    node.load.advance(NOW + 3600)
+    assert node.score() == node.score(priority=0)
+
+
+def test_a_negative_limit_does_not_make_a_node_look_idle() -> None:
+    node = LoadNode()
+    shape = node.shape(requests={"cpu": "4"}, limits={"cpu": "-8", "memory": "-1"})
+    assert node.load.estimate(shape).tolist() == [3400, 200 * 1024**2]
+
+
+def test_both_bad_annotations_of_a_node_are_named_until_they_are_right_or_the_node_is_gone() -> (
+    None
+):
+    node = LoadNode()
+    bad = {
+        "node.koordinator.sh/raw-allocatable": "many",
+        "scheduling.koordinator.sh/usage-thresholds": "{",
+    }
+    node.tables.upsert_node(make_node("n", annotations=bad))
+    assert ["raw" in str(e) for e in node.load.problems(node.row)] == [True, False]
+    node.tables.upsert_node(make_node("n"))
+    assert node.load.problems(node.row) == ()
+    node.tables.upsert_node(make_node("n", annotations=bad))
+    node.tables.delete_node("n")
+    assert node.load.problems(node.row) == ()

@@ -1,0 +1,100 @@
+"""Reservations count as load that is to come, once, and not against the pods that may use them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.scheduler.tables.load import LoadSettings
+from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
+
+_EXCEEDED = ["node(s) cpu usage exceed threshold"]
+_OWNER = {"labels": {"app": "a"}}
+_IGNORES = {"labels": {"scheduling.koordinator.sh/reservation-ignored": "true"}}
+
+
+def _cpu(node: LoadNode, column: str = "delta") -> int:
+    return int(getattr(node.load, column)[node.row, 0])
+
+
+def test_a_reservation_counts_with_what_its_pods_do_not_count_with() -> None:
+    node = LoadNode()
+    node.reserve("r", {"cpu": "10"})
+    node.load.set_report(node.row, make_metric("1"))
+    assert [_cpu(node, c) for c in ("delta", "prod_delta", "estimated")] == [8500, 8500, 8500]
+    node.place("p", requests={"cpu": "4"}, reservation="r")
+    assert [_cpu(node, c) for c in ("delta", "prod_delta", "estimated")] == [8500, 8500, 8500]
+    # The report shows the pod: its usage counts, and of the reservation what is left.
+    pods = {"p": ("3", "koord-prod")}
+    node.load.set_report(node.row, make_metric("4", pods=pods))
+    node.place("p", start=NOW - 3600, requests={"cpu": "4"}, reservation="r")
+    assert [_cpu(node, c) for c in ("delta", "prod_delta", "estimated")] == [5100, 5100, 8500]
+    node.place("q", requests={"cpu": "20"}, reservation="r")
+    assert [_cpu(node, c) for c in ("delta", "estimated")] == [17000, 20400]
+    node.tables.remove("q")
+    node.tables.remove("p")
+    assert _cpu(node) == 8500
+    node.tables.remove("uid-r")
+    assert [_cpu(node, c) for c in ("delta", "prod_delta", "estimated")] == [0, 0, 0]
+
+
+def test_a_reservation_for_batch_pods_is_no_load_of_prod_pods() -> None:
+    node = LoadNode()
+    node.reserve("r", {"kubernetes.io/batch-cpu": "4000"}, priority=5500)
+    assert [_cpu(node, c) for c in ("delta", "prod_delta", "estimated")] == [3400, 0, 3400]
+
+
+@pytest.mark.parametrize("prod", [False, True])
+def test_room_that_is_reserved_is_there_for_its_owners_alone(prod: bool) -> None:
+    node = LoadNode(LoadSettings(prod_thresholds={"cpu": 65} if prod else {}))
+    node.reserve("r", {"cpu": "20"})  # 17,000 m of 20,800 that pass
+    node.load.set_report(node.row, make_metric("0" if prod else "3"))
+    five: dict[str, Any] = {"requests": {"cpu": "5"}}
+    assert node.reasons(**five) == _EXCEEDED
+    assert node.reasons(**five, **_OWNER) == []
+    assert node.reasons(requests={"cpu": "20"}, **_OWNER) == []
+    # Beyond what is reserved, an owner counts as every pod does.
+    assert node.reasons(requests={"cpu": "26"}, **_OWNER) == _EXCEEDED
+    # A pod that ignores reservations takes the room of all of them.
+    assert node.reasons(requests={"cpu": "20"}, **_IGNORES) == []
+    node.plugin = replace(node.plugin, restored=None)
+    assert node.reasons(**five, **_OWNER) == _EXCEEDED
+
+
+def test_the_reservation_that_gives_most_counts_and_not_all_together() -> None:
+    node = LoadNode()
+    node.reserve("r", {"cpu": "10"})
+    node.reserve("s", {"cpu": "8"})
+    node.load.set_report(node.row, make_metric("4"))  # with 15,300 m reserved
+    assert node.reasons(requests={"cpu": "10"}, **_OWNER) == []
+    assert node.reasons(requests={"cpu": "11"}, **_OWNER) == []  # 850 more: 20,150
+    assert node.reasons(requests={"cpu": "12"}, **_OWNER) == _EXCEEDED  # 21,000
+
+
+@pytest.mark.parametrize("state", ["reported", "expired", "none"])
+def test_an_owner_is_scored_as_if_the_reservation_had_its_load_already(state: str) -> None:
+    node = LoadNode()
+    node.reserve("r", {"cpu": "16", "memory": "64Gi"})
+    if state != "none":
+        node.load.set_report(node.row, make_metric("2", "4Gi"))
+    if state == "expired":
+        node.load.advance(NOW + 3600)
+    four: dict[str, Any] = {"requests": {"cpu": "4", "memory": "16Gi"}}
+    other, owner = node.score(**four), node.score(**four, **_OWNER)
+    node.tables.remove("uid-r")
+    node.place("load", requests={"cpu": "16", "memory": "64Gi"})
+    assert node.score(**four) == other
+    used_cpu, used_gib = (2 + 13.6, 4 + 44.8) if state == "reported" else (13.6, 44.8)
+    parts = [int((32 - used_cpu) * 100 / 32), int((128 - used_gib) * 100 / 128)]
+    assert owner == sum(parts) // 2 > other
+
+
+def test_a_reservation_that_was_deleted_gives_nothing_to_the_pods_that_wait_for_it() -> None:
+    node = LoadNode()
+    node.reserve("r", {"cpu": "20"})
+    node.load.set_report(node.row, make_metric("3"))
+    assert node.reasons(requests={"cpu": "5"}, **_OWNER) == []
+    node.tables.reservations.delete("uid-r")
+    assert node.reasons(requests={"cpu": "5"}, **_OWNER) == _EXCEEDED
