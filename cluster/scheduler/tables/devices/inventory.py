@@ -30,7 +30,8 @@ MOST_DEVICES: Final = 64
 today have 8 or 16 GPUs."""
 
 NO_NUMA_NODE: Final = -1
-"""What koordlet writes where the kernel does not name a NUMA node."""
+"""Of a device whose NUMA node is not known: an accelerator whose file names none, or another
+writer's. koordlet writes 0 for a GPU or RDMA function for which the kernel names none."""
 
 _NO_AMOUNTS: Final[Amounts] = MappingProxyType({})
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -50,8 +51,8 @@ class DeviceUnit:
     """One device.
 
     minor: its number among those of its type. total: what it has; nothing if it is not healthy.
-    has_topology: `numa` and `pcie` are known. numa: its NUMA node, NO_NUMA_NODE if the kernel names
-    none. pcie: identity of its PCIe switch or root, "" if unknown.
+    has_topology: `numa` and `pcie` are known. numa: its NUMA node, NO_NUMA_NODE if it is not
+    known. pcie: identity of its PCIe switch or root, "" if unknown.
     """
 
     type: str

@@ -125,7 +125,9 @@ _EIGHT_LINKED: Final = partition_table(
         for size in (1, 2, 4, 8)
     }
 )
-_EIGHT_LINKED_MODELS: Final = frozenset({"H100", "H800", "H20"})
+_EIGHT_LINKED_MODELS: Final = frozenset({"H100", "H100-80GB-HBM3", "H800", "H20"})
+"""Upstream's list, and the name that NVIDIA's driver gives the H100 with NVLink, which koordlet
+reports. The H100 for PCIe slots has other names, and no such links."""
 _NVIDIA: Final = ("", "nvidia")
 
 

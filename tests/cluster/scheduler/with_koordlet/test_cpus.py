@@ -69,7 +69,7 @@ def reserved_by_kubelet(both: BothSides) -> CpuSet:
 
 
 @given(nodes())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_scheduler_reads_each_field_as_koordlet_found_it(node: tuple[Machine, Setting]) -> None:
     machine, setting = node
     both = BothSides(machine, setting)
@@ -127,7 +127,7 @@ def check_zones(both: BothSides, facts: NumaFacts) -> None:
 
 
 @given(nodes(), st.lists(wishes, max_size=9))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_what_is_bound_is_in_force_and_both_sides_know_what_is_left(
     node: tuple[Machine, Setting], arriving: list[Wish]
 ) -> None:
