@@ -5,6 +5,8 @@
                                                                 and a Go plugin, in turns
     python -m benchmarks.nri_hook_latency --other ... --load    with one burnt core and a NodeSLO
                                                                 that changes every second
+    python -m benchmarks.nri_hook_latency --other 'python -m benchmarks.bare_plugin {socket}' \
+        --other './constant -socket {socket}'                   and our transport alone
     python -m benchmarks.nri_hook_latency --pod-values          when pod-level values are in force
     python -m benchmarks.nri_hook_latency --python /usr/bin/python3.11 --python .venv/bin/python
                                                                 two interpreters, or two versions
@@ -16,8 +18,8 @@ that is made for it and removed at the end. Needs root.
 koordlet has all built-in policies that the kernel carries, and --pods pods to look after. The
 plugins take turns of --turn lives, so that what disturbs the machine disturbs all of them; koordlet
 finishes what it has left to do before the other's turn, and its NodeSLO changes in its own turns
-only. Each figure is also given as a ratio to --other, over all turns and as the median and the
-range of the turns' own ratios.
+only. Each figure is also given as a ratio to the last --other, over all turns and as the median and
+the range of the turns' own ratios.
 
 The Go plugin to compare with is built outside of this checkout: a module that requires
 github.com/containerd/nri (`go get github.com/containerd/nri`), whose plugin answers CreateContainer
@@ -136,8 +138,10 @@ def main() -> None:
             _koordlet(stack, folder / f"koordlet-{number}", python, options)
             for number, python in enumerate(options.python or [sys.executable])
         ]
-        if options.other:
-            plugins.append(_other(stack, folder / "other", options))
+        plugins += [
+            _other(stack, folder / f"other-{number}", command, options)
+            for number, command in enumerate(options.other or ())
+        ]
         for plugin in plugins:
             plugin.lives.fill()
         time.sleep(2)
@@ -162,7 +166,10 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--other", default="", metavar="COMMAND", help="a plugin to compare with; see above"
+        "--other",
+        action="append",
+        metavar="COMMAND",
+        help="a plugin to compare with; several take turns; see above",
     )
     parser.add_argument(
         "--load",
@@ -224,17 +231,18 @@ def _koordlet(stack: ExitStack, folder: Path, python: str, options: argparse.Nam
     return plugin
 
 
-def _other(stack: ExitStack, folder: Path, options: argparse.Namespace) -> Plugin:
+def _other(stack: ExitStack, folder: Path, command: str, options: argparse.Namespace) -> Plugin:
     groups = stack.enter_context(kubepods())
     folder.mkdir()
     socket = str(folder / "nri.sock")
     driver = Driver(socket)
     stack.callback(driver.close)
-    command = [part.replace("{socket}", socket) for part in shlex.split(options.other)]
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = [part.replace("{socket}", socket) for part in shlex.split(command)]
+    process = psutil.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.enter_context(ended_with_block(process))
     _begin(driver)
-    return Plugin("other", Lives(driver, groups, alive=options.pods), process)
+    name = "other" if len(options.other) == 1 else command
+    return Plugin(name, Lives(driver, groups, alive=options.pods), process)
 
 
 def _begin(driver: Driver) -> None:

@@ -117,7 +117,7 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
 
         def started() -> None:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
-            schedule_this_thread(slice_us=_LOOP_SLICE_US, niceness=_LOOP_NICENESS)
+            schedule_event_loop()
             collecting.append(asyncio.ensure_future(_collect_when_quiet(daemon)))
 
         try:
@@ -130,6 +130,11 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return 1 if runner.run(serve()) else 0
+
+
+def schedule_event_loop() -> None:
+    """Schedule the calling thread as one that answers hooks."""
+    schedule_this_thread(slice_us=_LOOP_SLICE_US, niceness=_LOOP_NICENESS)
 
 
 def _leave_soon(status: int) -> None:
