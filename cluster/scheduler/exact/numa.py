@@ -283,8 +283,10 @@ def _scores(state: NumaState, demand: NumaDemand, scoring: Scoring) -> Callable[
     if demand.cpus is not None:
         request[CPU] = demand.cpus.count * amplify(1000, state.cpu_ratio)
     nodes = state.numa.values()
-    totals = {n: _sums_of_sets(node.total.get(n, 0) for node in nodes) for n in scoring.weights}
-    frees = {n: _sums_of_sets(node.free.get(n, 0) for node in nodes) for n in scoring.weights}
+    # As in all scores, an extended resource counts only if the pod requests it.
+    names = [name for name in scoring.weights if "/" not in name or request.get(name)]
+    totals = {n: _sums_of_sets(node.total.get(n, 0) for node in nodes) for n in names}
+    frees = {n: _sums_of_sets(node.free.get(n, 0) for node in nodes) for n in names}
 
     def of_set(number: int) -> int:
         total = {name: sums[number] for name, sums in totals.items()}
@@ -386,7 +388,10 @@ def _why_none(state: NumaState, demand: NumaDemand, own: Hints | None) -> Unfit:
     """Return why there may be no set that the policy admits."""
     if own is None or own:
         return Unfit(UNALIGNED)
-    lacking = _room(state, demand).lacking()
+    room = _room(state, demand)
+    if _sets_with_room(room.need, room.free, 1 << len(state.numa)):
+        return Unfit(UNALIGNED)  # pods of one NUMA node and wider ones would meet in each
+    lacking = room.lacking()
     return Unfit(f"Insufficient NUMA {lacking}" if lacking else NO_NUMA_NODES)
 
 

@@ -59,7 +59,13 @@ from cluster.scheduler.plugins.numa.reasons import (
     ROOM_BITS,
     bit,
 )
-from cluster.scheduler.plugins.numa.room import groups, lacks_in_total, needs, usable_counts
+from cluster.scheduler.plugins.numa.room import (
+    anything_needed,
+    groups,
+    lacks_in_total,
+    needs,
+    usable_counts,
+)
 from cluster.scheduler.plugins.numa.score import node_score, node_scores
 from cluster.scheduler.tables.amounts import CPU_COLUMN
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -211,9 +217,7 @@ class NodeNUMAResource(ScoredAsIs):
         table = self.table
         found = needs(table, asked)
         mask = bit(table.slots[asked.rows] == 0, NO_ZONES)
-        needed = np.zeros(len(asked.rows), dtype=np.bool_)
-        for one in found:
-            needed |= one.need > 0
+        needed = anything_needed(asked, found)
         no_room = np.zeros(len(asked.rows), dtype=np.bool_)
         for group in groups(table, asked, found):
             room, admitted = group.room.any(axis=1), group.admitted.any(axis=1)

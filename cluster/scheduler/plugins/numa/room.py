@@ -63,8 +63,9 @@ class Need:
 class Group:
     """Rows with the same count of NUMA nodes.
 
-    at: positions in Asked.rows. room: [position, set] whether the set has room and may be used.
-    admitted: [position, set] whether the policy accepts the set. preferred, mixes: [position, set].
+    at: positions in Asked.rows. room: [position, set] whether the set has room.
+    admitted: [position, set] whether the policy accepts the set, and it has room. preferred, mixes:
+    [position, set].
     last_resort: by position, whether all NUMA nodes together do, as BestEffort accepts in the end.
     """
 
@@ -122,6 +123,14 @@ def needs(table: NumaTable, asked: Asked) -> list[Need]:
     return found
 
 
+def anything_needed(asked: Asked, found: Sequence[Need]) -> Bools:
+    """Return the rows of whose NUMA nodes the pod needs something."""
+    needed = np.zeros(len(asked.rows), dtype=np.bool_)
+    for one in found:
+        needed |= one.need > 0
+    return needed
+
+
 def lacks_in_total(table: NumaTable, asked: Asked, need: Need) -> Bools:
     """Return the rows whose NUMA nodes all together have too little of a resource."""
     slots = np.arange(WHOLE_NODE) < table.slots[asked.rows][:, np.newaxis]
@@ -156,20 +165,20 @@ def _group(
     single = _sums((status == Status.SINGLE).astype(np.int64)) > 0
     shared = _sums((status == Status.SHARED).astype(np.int64)) > 0
     mixes = np.where(sizes == 1, shared, single)
+    usable = room
     if asked.exclusive is NUMAExclusive.UNSET:
         mixes = np.zeros_like(mixes)
     elif asked.exclusive is NUMAExclusive.REQUIRED:
-        room &= ~mixes
+        usable = room & ~mixes
         last_resort &= ~mixes[:, -1]
     narrowest = np.where(capable, sizes, slots + 1).min(axis=1)
     policy = asked.policy[at][:, np.newaxis]
     preferred = sizes == narrowest[:, np.newaxis]
     if asked.wider_restricted:
         preferred = preferred | (policy == _RESTRICTED)
-    admitted = room & np.where(policy == _SINGLE, sizes == 1, preferred | (policy == _BEST_EFFORT))
-    return Group(
-        at, slots, room, admitted, preferred, mixes, last_resort & (policy[:, 0] == _BEST_EFFORT)
-    )
+    accepted = np.where(policy == _SINGLE, sizes == 1, preferred | (policy == _BEST_EFFORT))
+    last_resort &= policy[:, 0] == _BEST_EFFORT
+    return Group(at, slots, room, usable & accepted, preferred, mixes, last_resort)
 
 
 def chosen_sets(table: NumaTable, asked: Asked, group: Group, scoring: Scoring) -> Ints:
@@ -205,7 +214,8 @@ def scores_of_sets(
     weights = np.zeros(len(rows), dtype=np.int64)
     requests = dict(asked.amounts)
     for name, weight in scoring.weights.items():
-        if name not in table.total:
+        # As in all scores, an extended resource counts only if the pod requests it.
+        if name not in table.total or ("/" in name and not requests.get(name)):
             continue
         total = np.where(member, table.total[name][rows], 0).sum(axis=1)
         free = np.where(member, table.free[name][rows], 0).sum(axis=1)

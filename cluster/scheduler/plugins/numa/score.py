@@ -1,11 +1,14 @@
 """NodeNUMAResource's score: the share of the node that stays free, or is in use.
 
 Without a NUMA policy, over the whole node with real requests; allocated CPUs count amplified. With
-a policy, over the NUMA nodes that the pod would get. The formulas are LeastAllocated and
-MostAllocated; docs/scheduler.md, "NodeNUMAResource".
+a policy, over the set of NUMA nodes that it takes for the pod; over the node if the pod needs
+nothing of them. The formulas are LeastAllocated and MostAllocated; docs/scheduler.md,
+"NodeNUMAResource".
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +28,14 @@ from cluster.scheduler.plugins.numa.asked import (
     own_policy,
     with_bound_cpus,
 )
-from cluster.scheduler.plugins.numa.room import chosen_sets, groups, needs, scores_of_sets
+from cluster.scheduler.plugins.numa.room import (
+    Need,
+    anything_needed,
+    chosen_sets,
+    groups,
+    needs,
+    scores_of_sets,
+)
 from cluster.scheduler.plugins.resources.resource_scores import (
     capacities_and_uses,
     capacities_and_uses_of,
@@ -54,7 +64,10 @@ def node_scores(
     scores[contradictions != 0] = 0
     at = np.flatnonzero((asked.policy > 0) & (table.slots[numbers] > 0))
     if len(at):
-        scores[at] = _numa_scores(table, settings, at_positions(asked, at))
+        aligned = at_positions(asked, at)
+        found = needs(table, aligned)
+        some = anything_needed(aligned, found)
+        scores[at[some]] = _numa_scores(table, settings, aligned, found)[some]
     return scores
 
 
@@ -94,7 +107,7 @@ def _whole_node(
     resources = [resource for resource, _ in weights]
     most, used = capacities_and_uses(pod, tables, rows, resources, with_defaults=False)
     request = pod.requests.get(CPU, 0)
-    if request > 0 and CPU in resources:
+    if CPU in resources:
         ratio = table.cpu_ratio[rows]
         if (ratio != NO_RATIO).any():
             own = np.full(len(rows), request, dtype=np.int64)
@@ -110,9 +123,10 @@ def _whole_node(
     return weighted_mean(share, most > 0, weights)
 
 
-def _numa_scores(table: NumaTable, settings: Settings, asked: Asked) -> Scores:
+def _numa_scores(
+    table: NumaTable, settings: Settings, asked: Asked, found: Sequence[Need]
+) -> Scores:
     scores = np.zeros(len(asked.rows), dtype=np.int64)
-    found = needs(table, asked)
     for group in groups(table, asked, found):
         sets = chosen_sets(table, asked, group, settings.numa_scoring)
         given = scores_of_sets(table, asked, group.at, sets, settings.scoring)
