@@ -120,7 +120,11 @@ class SharedTables:
     def device_settings(self, of: ProfileConfiguration) -> DeviceSettings:
         """Return what a profile and the gate say about devices."""
         adaption = self._gates.get("DevicePluginAdaption", False)
-        return settings_of(of.arguments.device_share, adaption=adaption)
+        return settings_of(
+            of.arguments.device_share,
+            adaption=adaption,
+            follows_hints=_HINT in of.plugins.get(Point.PRE_FILTER, ()),
+        )
 
     def load(self, arguments: LoadAwareSchedulingArgs) -> LoadTable:
         """Return the table of load of these arguments, shared where they mean the same."""

@@ -2,14 +2,17 @@
 
     internal.scheduling.koordinator.sh/scheduling-hint:
       {"nodeNames": ["n1", "n2"], "preferredNodeNames": ["n2"],
-       "extensions": {"NodeNUMAResource": {}}}
+       "extensions": {"NodeNUMAResource": {}, "DeviceShare": {}}}
 
 The same key without `internal.` counts where that one is absent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as attribute
+from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import field
@@ -17,13 +20,20 @@ from msgspec import field
 from apis.annotations import annotation_field
 from apis.cpuset import NO_CPUS, CpuSet
 from apis.decode import Embedded, decode_optional_field, field_decoder
+from apis.device import DeviceAllocation, parse_device_allocated
 from apis.errors import InputError
-from apis.keys import ANNOTATION_SCHEDULING_HINT, ANNOTATION_SCHEDULING_HINT_OLD
+from apis.keys import (
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_SCHEDULING_HINT,
+    ANNOTATION_SCHEDULING_HINT_OLD,
+)
 from cluster.scheduler.tables.numa.record import NumaAmounts, recorded_allocation
 from cluster.scheduler.tables.shapes import PodShape
 
 _KEYS: Final = (ANNOTATION_SCHEDULING_HINT, ANNOTATION_SCHEDULING_HINT_OLD)
 _NUMA: Final = "NodeNUMAResource"
+_DEVICES: Final = "DeviceShare"
+_NO_DEVICES: Final[Mapping[str, tuple[DeviceAllocation, ...]]] = MappingProxyType({})
 
 
 class _Wire(Embedded, frozen=True):
@@ -37,7 +47,8 @@ class SchedulingHint:
     """nodes: the pod may go to these alone, if there are any. preferred: tried first, in order.
 
     cpus, numa: what the pod has to get on its node, where the hint asks for the allocation that is
-    recorded on the pod; `recorded` says whether it does. error: the annotation cannot be used.
+    recorded on the pod; `recorded` says whether it does. devices: likewise, the only ones that the
+    pod may get, by type; a type that is missing is free. error: an annotation cannot be used.
     """
 
     nodes: tuple[str, ...] = ()
@@ -45,6 +56,9 @@ class SchedulingHint:
     recorded: bool = False
     cpus: CpuSet = NO_CPUS
     numa: NumaAmounts = ()
+    devices: Mapping[str, tuple[DeviceAllocation, ...]] = attribute(
+        default_factory=lambda: _NO_DEVICES
+    )
     error: InputError | None = None
 
 
@@ -71,6 +85,9 @@ def hint_of(shape: PodShape) -> SchedulingHint:
             return NO_HINT
         asked = annotations if _NUMA in wire.extensions else {}
         cpus, numa = recorded_allocation(asked, obj="Pod")
+        asked = annotations if _DEVICES in wire.extensions else {}
+        text = asked.get(ANNOTATION_DEVICE_ALLOCATED, "")
+        devices = parse_device_allocated(text, obj="Pod") if text.strip() else _NO_DEVICES
     except InputError as error:
         return SchedulingHint(error=error)
     return SchedulingHint(
@@ -79,4 +96,5 @@ def hint_of(shape: PodShape) -> SchedulingHint:
         recorded=bool(cpus or numa),
         cpus=cpus,
         numa=numa,
+        devices=devices,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -217,7 +217,7 @@ def _shortage(
         if len(with_functions_in_use) >= least:
             return failures.NO_FUNCTIONS[wanted.type]
     if limits.numa is not None:
-        anywhere = Limits(preferred=limits.preferred, required=limits.required)
+        anywhere = replace(limits, numa=None)
         if len(candidates(states, wanted, anywhere, rules.scoring)) >= least:
             return failures.NOT_ON_NUMA_NODES
     return failures.INSUFFICIENT[wanted.type]

@@ -36,15 +36,18 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a NUMA affinity and a reservation allow.
+    """What a NUMA affinity, a reservation and a scheduling hint allow.
 
     numa: allowed NUMA nodes, None for all. preferred: minors to take first, by type. required: by
     type the only minors that may be used, and what of each; types that are missing are free.
+    functions: by type and minor, the only virtual functions that may be given, by bus id; a device
+    that is missing may give any.
     """
 
     numa: Set[int] | None = None
     preferred: Mapping[str, Set[int]] = field(default_factory=dict)
     required: Mapping[str, Mapping[int, Amounts]] = field(default_factory=dict)
+    functions: Mapping[tuple[str, int], Set[str]] = field(default_factory=dict)
 
 
 NO_LIMITS: Final = Limits()
@@ -115,10 +118,12 @@ def candidates(
         amounts = amounts_from(request, unit.total)
         free = state.free
         if required is not None:
-            free = _smaller(free, required[unit.minor])
+            free = smaller(free, required[unit.minor])
         if any(amount > free.get(name, 0) for name, amount in amounts.items()):
             continue
-        function = _free_function(state, request) if request.functions is not None else None
+        function = None
+        if request.functions is not None:
+            function = _free_function(state, request, limits.functions.get((unit.type, unit.minor)))
         if function is None and request.functions is not None and functions:
             continue
         score = fullness(unit.total, state.free, amounts, scoring)
@@ -133,11 +138,14 @@ def amounts_from(request: TypeRequest, total: Amounts) -> dict[str, int]:
     return dict(request.each)
 
 
-def _smaller(one: Amounts, other: Amounts) -> dict[str, int]:
+def smaller(one: Amounts, other: Amounts) -> dict[str, int]:
+    """Return the smaller amount of each resource of `one`; what `other` lacks is 0."""
     return {name: min(amount, other.get(name, 0)) for name, amount in one.items()}
 
 
-def _free_function(state: DeviceState, request: TypeRequest) -> tuple[str, int] | None:
+def _free_function(
+    state: DeviceState, request: TypeRequest, allowed: Set[str] | None
+) -> tuple[str, int] | None:
     """Return the free virtual function with the lowest bus id, as text."""
     return min(
         (
@@ -146,6 +154,7 @@ def _free_function(state: DeviceState, request: TypeRequest) -> tuple[str, int] 
             if matches(request.functions, group.labels)
             for function in group.functions
             if function[0] not in state.functions_used
+            and (allowed is None or function[0] in allowed)
         ),
         default=None,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from cluster.scheduler.exact.devices.allocate import DEFAULT_RULES, Devices, Rules, allocate
-from cluster.scheduler.exact.devices.candidates import Limits
+from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.numa import Hint, Hints, subsets
 from cluster.scheduler.tables.devices.inventory import NO_NUMA_NODE
@@ -23,12 +23,16 @@ An allocation for each of 255 sets takes about 10 ms."""
 
 
 def device_hints(
-    devices: NodeDevices, request: DeviceRequest, *, rules: Rules = DEFAULT_RULES
+    devices: NodeDevices,
+    request: DeviceRequest,
+    *,
+    limits: Limits = NO_LIMITS,
+    rules: Rules = DEFAULT_RULES,
 ) -> Hints | None:
     """Return the sets of NUMA nodes that could give all devices; None without an opinion.
 
     A set is preferred if no smaller one could do on this node when it is empty. Where the node does
-    not say on which NUMA nodes its devices are, there is no opinion.
+    not say on which NUMA nodes its devices are, there is no opinion. limits: beside the sets.
     """
     ids = sorted(
         {
@@ -43,12 +47,17 @@ def device_hints(
     masks = subsets(tuple(ids))
     empty = _emptied(devices)
     narrowest = next(
-        (mask.bit_count() for mask in masks if _found(empty, request, mask, rules) is not None), 0
+        (
+            mask.bit_count()
+            for mask in masks
+            if _found(empty, request, mask, limits, rules) is not None
+        ),
+        0,
     )
-    anywhere = allocate(devices, request, rules=rules)
+    anywhere = allocate(devices, request, limits=limits, rules=rules)
     hints = {}
     for mask in masks:
-        found = _found(devices, request, mask, rules)
+        found = _found(devices, request, mask, limits, rules)
         if found is not None:
             same = not isinstance(anywhere, Failure) and _minors(found) == _minors(anywhere)
             preferred = mask.bit_count() == narrowest
@@ -56,9 +65,11 @@ def device_hints(
     return hints
 
 
-def _found(devices: NodeDevices, request: DeviceRequest, mask: int, rules: Rules) -> Devices | None:
+def _found(
+    devices: NodeDevices, request: DeviceRequest, mask: int, limits: Limits, rules: Rules
+) -> Devices | None:
     numa = frozenset(node for node in range(mask.bit_length()) if mask >> node & 1)
-    found = allocate(devices, request, limits=Limits(numa=numa), rules=rules)
+    found = allocate(devices, request, limits=replace(limits, numa=numa), rules=rules)
     return None if isinstance(found, Failure) else found
 
 

@@ -18,6 +18,7 @@ from cluster.scheduler.exact.devices.records import (
 )
 from cluster.scheduler.exact.numa import Hints
 from cluster.scheduler.plugins.contract import Reason, Recorded, Restored
+from cluster.scheduler.plugins.devices.hinted import asks_for_devices, limits_of_hint, narrowed
 from cluster.scheduler.plugins.devices.reserved import limits_within
 from cluster.scheduler.plugins.devices.settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -86,8 +87,10 @@ class DeviceShareAllocator:
             return {}
         devices = self._devices.view(row, without=without)
         if devices is None:
-            return {} if request.counted else failures.NO_DEVICES[next(iter(request.types))]
+            by_kubelet = request.counted and not asks_for_devices(pod, self._settings)
+            return {} if by_kubelet else failures.NO_DEVICES[next(iter(request.types))]
         rules = rules_of(self._settings, self._devices)
+        limits = narrowed(limits, limits_of_hint(pod, self._devices, row, self._settings))
         return allocate(devices, request, limits=limits, rules=rules)
 
     def hints(
@@ -109,7 +112,12 @@ class DeviceShareAllocator:
         devices = self._devices.view(row, without=without)
         if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
             return None
-        found = device_hints(devices, request, rules=rules_of(self._settings, self._devices))
+        found = device_hints(
+            devices,
+            request,
+            limits=limits_of_hint(pod, self._devices, row, self._settings),
+            rules=rules_of(self._settings, self._devices),
+        )
         if found is None:
             return None
         with_devices = 0

@@ -48,6 +48,7 @@ from cluster.scheduler.plugins.devices.columns import (
     selected,
     with_partition,
 )
+from cluster.scheduler.plugins.devices.hinted import asks_for_devices, limits_of_hint, narrowed
 from cluster.scheduler.plugins.devices.reserved import limits_within
 from cluster.scheduler.plugins.devices.settings import DEFAULT, NAME, Settings, requested, rules_of
 from cluster.scheduler.tables.amounts import Vector
@@ -61,6 +62,7 @@ from cluster.scheduler.tables.devices.request import (
 )
 from cluster.scheduler.tables.devices.table import NO_SLOT, DeviceTable
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.scheduling_hint import hint_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -115,16 +117,19 @@ class DeviceShareFilter(AppliesByShape):
         if request.shares_gpu:
             mask |= self._sharing(request, tables, rows)
         there = slots != NO_SLOT
-        if not request.counted:
+        hinted = asks_for_devices(pod, self._settings)
+        if hinted or not request.counted:
             for type_ in request.types:
                 mask[~there] |= _BITS[failures.NO_DEVICES[type_]]
         positions = np.flatnonzero(there)
         by_columns, undecided = self._by_columns(request, slots[positions])
         mask[positions] |= by_columns
         numbers = np.arange(len(tables.nodes))[rows]
+        if hinted:
+            undecided |= _may_be_hinted(pod, tables, numbers[positions])
         for position in positions[undecided]:
             if mask[position] == 0:
-                outcome = self._try(request, int(numbers[position]))
+                outcome = self._try(pod, request, int(numbers[position]))
                 if isinstance(outcome, Failure):
                     mask[position] |= _BITS[outcome]
         if self._restored is not None and mask.any():
@@ -133,6 +138,7 @@ class DeviceShareFilter(AppliesByShape):
 
     def _try(
         self,
+        pod: PodShape,
         request: DeviceRequest,
         row: int,
         without: Set[str] = frozenset(),
@@ -142,6 +148,7 @@ class DeviceShareFilter(AppliesByShape):
         if devices is None:
             return failures.NO_DEVICES[next(iter(request.types))]
         rules = rules_of(self._settings, self._devices)
+        limits = narrowed(limits, limits_of_hint(pod, self._devices, row, self._settings))
         return allocate(devices, request, limits=limits, rules=rules)
 
     def _allow_reserved(
@@ -164,7 +171,7 @@ class DeviceShareFilter(AppliesByShape):
                 for uid in restored.on(pod, tables, row)
             ] or [(restored.ignored(pod, tables, row), NO_LIMITS)]
             if any(
-                not isinstance(self._try(request, row, without, limits), Failure)
+                not isinstance(self._try(pod, request, row, without, limits), Failure)
                 for without, limits in tries
             ):
                 mask[position] = 0
@@ -288,6 +295,15 @@ class DeviceShareFilter(AppliesByShape):
                 if inventory is not None and not supports(inventory.vendor, wanted.count):
                     mask[position] = _BITS[failures.UNSUPPORTED_COUNT]
         return mask
+
+
+def _may_be_hinted(pod: PodShape, tables: Tables, rows: NDArray[np.intp]) -> Flags:
+    """Return the rows to which a pod may go by the nodes of its hint."""
+    names = pod.derived(hint_of).nodes
+    if not names:
+        return np.ones(len(rows), dtype=np.bool_)
+    known = [row for row in map(tables.nodes.row, names) if row is not None]
+    return np.isin(rows, known)
 
 
 def _in_scope(

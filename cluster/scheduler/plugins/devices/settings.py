@@ -29,7 +29,8 @@ NAME: Final = "DeviceShare"
 class Settings:
     """unshareable: (vendor, model) of GPUs that cannot be shared. align: devices come from the NUMA
     nodes of the pod's NUMA allocation. templated: a share that requests one of these resources
-    is one template. adaption: the gate DevicePluginAdaption.
+    is one template. adaption: the gate DevicePluginAdaption. follows_hints: a pod's scheduling hint
+    may ask for the devices that are recorded on the pod.
     """
 
     scoring: Scoring = field(default_factory=Scoring)
@@ -37,13 +38,19 @@ class Settings:
     align: bool = True
     templated: frozenset[str] = frozenset({HUAWEI_NPU_CORE})
     adaption: bool = False
+    follows_hints: bool = False
 
 
 DEFAULT: Final = Settings()
 
 
-def settings_of(arguments: DeviceShareArgs, *, adaption: bool = False) -> Settings:
-    """Return the settings that the plugin's arguments and the gate DevicePluginAdaption mean."""
+def settings_of(
+    arguments: DeviceShareArgs, *, adaption: bool = False, follows_hints: bool = False
+) -> Settings:
+    """Return the settings that the plugin's arguments and the gate DevicePluginAdaption mean.
+
+    follows_hints: the profile has SchedulingHint.
+    """
     strategy = arguments.scoring_strategy
     return Settings(
         scoring=Scoring(
@@ -56,6 +63,7 @@ def settings_of(arguments: DeviceShareArgs, *, adaption: bool = False) -> Settin
         align=not arguments.disable_device_numa_topology_alignment,
         templated=frozenset(arguments.gpu_shared_resource_templates_config.matched_resources),
         adaption=adaption,
+        follows_hints=follows_hints,
     )
 
 

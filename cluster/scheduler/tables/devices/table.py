@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from apis.device import Device
+from apis.device import Device, DeviceAllocation
 from apis.errors import InputError
 from apis.keys import (
     LABEL_GPU_MODEL,
@@ -124,6 +124,13 @@ class DeviceTable:
         node = self._known.get(self._nodes.name(row))
         group = node.groups.get(reservation) if node is not None else None
         return group.remainder() if group is not None else {}
+
+    def holding(self, row: int, devices: Mapping[str, tuple[DeviceAllocation, ...]]) -> Holding:
+        """Return what an allocation would hold of the devices of a node; nothing without any."""
+        node = self._known.get(self._nodes.name(row))
+        if node is None or node.inventory is None:
+            return {}
+        return holding_of(devices, node.inventory)
 
     def rules(self, slot: int) -> PartitionRules:
         """Return the GPU partitions of the node with this slot."""
