@@ -124,14 +124,18 @@ class _Search(NamedTuple):
         sockets = (mask for mask in self.topology.sockets.values() if mask & cpus)
         return sum((mask & free).bit_count() for mask in sockets)
 
-    def _marked(self) -> int:
-        """Return the CPUs of cores or NUMA nodes that another pod wants for itself."""
+    def _marks(self) -> tuple[int, ...]:
+        """Return the CPUs to leave out in each attempt, 0 in the last: policies are wishes.
+
+        They are those of cores, or first of NUMA nodes, that another pod wants for itself.
+        """
+        cores = cores_of(self.topology, self.held)
         match self.demand.exclusive:
             case CPUExclusivePolicy.PCPU_LEVEL:
-                return cores_of(self.topology, self.held)
-            case CPUExclusivePolicy.NUMA_NODE_LEVEL:
-                return self._marked_numa()
-        return 0
+                return cores, 0
+            case CPUExclusivePolicy.NUMA_NODE_LEVEL if self.held:
+                return self._marked_numa(), cores, 0
+        return 0, 0
 
     def _marked_numa(self) -> int:
         if self.demand.exclusive is not CPUExclusivePolicy.NUMA_NODE_LEVEL:
@@ -149,7 +153,7 @@ class _Search(NamedTuple):
         mask = whole_cores(self.topology, free)
         if not mask:
             return 0
-        for marked in _with_and_without(self._marked_numa()):
+        for marked in (self._marked_numa(), 0):
             candidates = [
                 (self._directed(size), self._directed(self._around(numa, free)), numa)
                 for numa, cpus in self.topology.numa.items()
@@ -198,8 +202,9 @@ class _Search(NamedTuple):
         While exclusive wishes count, each core gives one CPU only.
         """
         numa, sockets = self.topology.numa, self.topology.sockets
-        for spare in (True, False):
-            marked = self._marked() if spare else 0
+        marks = self._marks()
+        for attempt, marked in enumerate(marks, 1):
+            spare = attempt < len(marks)
             candidates = [
                 (self._directed(size), self._directed(self._around(node, free)), node, there)
                 for node, cpus in numa.items()
@@ -208,10 +213,9 @@ class _Search(NamedTuple):
             for *_, there in sorted(candidates):
                 if self._capacity(there, spare=spare) >= count:
                     return self._interleaved(self._threads(there), count)
-        for spare in (True, False):
-            marked = 0
-            if spare and self.demand.exclusive is CPUExclusivePolicy.PCPU_LEVEL:
-                marked = self._marked()
+        # A socket of several NUMA nodes is not left out as a whole, but marked cores are.
+        for attempt, marked in enumerate(marks[-2:], 1):
+            spare = attempt == 1
             on_sockets = [
                 (self._directed(size), socket, there)
                 for socket, cpus in sockets.items()
@@ -253,7 +257,7 @@ class _Search(NamedTuple):
 
     def _take_rest(self, free: int, taken: int, count: int) -> int:
         """Return `taken` and as many further CPUs as make `count`, near those that are taken."""
-        for marked in _with_and_without(self._marked()):
+        for marked in self._marks():
             missing = count - taken.bit_count()
             if not missing:
                 break
@@ -306,13 +310,6 @@ class _Search(NamedTuple):
         for numa, share in split_evenly(count, chosen, step=step).items():
             taken |= plain.take(usable & topology.numa[numa], share)
         return taken
-
-
-def _with_and_without(marked: int) -> Iterator[int]:
-    """Yield the marked CPUs, then none: exclusive policies of CPUs are wishes."""
-    if marked:
-        yield marked
-    yield 0
 
 
 def _first_of(cores: Sequence[Core], count: int) -> int:

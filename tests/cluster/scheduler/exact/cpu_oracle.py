@@ -56,8 +56,13 @@ def take(
     everything = machine.cpus()
     free = [cpu for cpu in everything if cpu.id in available]
     held_cpus = [cpu for cpu in everything if cpu.id in held]
-    marked_cores = {cpu.core for cpu in held_cpus} if exclusive == "PCPULevel" else set()
+    held_cores = {cpu.core for cpu in held_cpus}
     marked_numa = {cpu.numa for cpu in held_cpus} if exclusive == "NUMANodeLevel" else set()
+    # Cores and NUMA nodes that are left out in each attempt but the last.
+    attempts: list[tuple[set[int], set[int]]] = []
+    if marked_numa:
+        attempts.append((set(), marked_numa))
+    attempts.append((held_cores if exclusive.endswith("Level") else set(), set()))
     way = 1 if most else -1
     taken: list[Cpu] = []
 
@@ -110,37 +115,27 @@ def take(
                 taken += cpus[: machine.threads]
                 cpus = cpus[machine.threads :]
     if not full and not taken:
-        for filtered in (True, False):
+        for without in (*attempts, None):
             lists, sizes = {}, {}
             for numa in numas:
-                cpus = [c for c in sorted(free) if c.numa == numa]
-                if filtered:
-                    cpus = [
-                        c for c in cpus if c.core not in marked_cores and c.numa not in marked_numa
-                    ]
+                cpus = spared([c for c in sorted(free) if c.numa == numa], without)
                 sizes[numa] = len(cpus)
-                lists[numa] = one_each(cpus) if filtered else cpus
+                lists[numa] = one_each(cpus) if without else cpus
             for numa in numa_order(lists, sizes):
                 if len(lists[numa]) >= count:
                     return ids(interleaved(lists[numa])[:count])
-        for filtered in (True, False):
+        for without in (attempts[-1], None):
             lists, sizes = {}, {}
             for socket in sockets:
-                cpus = [c for c in sorted(free) if c.socket == socket]
-                if filtered:
-                    cpus = [c for c in cpus if c.core not in marked_cores]
+                cpus = spared([c for c in sorted(free) if c.socket == socket], without)
                 sizes[socket] = len(cpus)
-                lists[socket] = one_each(cpus) if filtered else cpus
+                lists[socket] = one_each(cpus) if without else cpus
             for socket in sorted(sockets, key=lambda s: (way * sizes[s], s)):
                 if len(lists[socket]) >= count:
                     return ids(interleaved(lists[socket])[:count])
-    for filtered in (True, False):
+    for without in (*attempts, None):
         left = [cpu for cpu in free if cpu not in taken]
-        usable = [
-            cpu
-            for cpu in left
-            if not (filtered and (cpu.core in marked_cores or cpu.numa in marked_numa))
-        ]
+        usable = spared(left, without)
         cores = sorted(
             {(cpu.core, cpu.socket, cpu.numa) for cpu in usable},
             key=lambda at: (
@@ -155,6 +150,11 @@ def take(
         order = interleave(usable, [core for core, _, _ in cores])
         taken += order[: count - len(taken)]
     return ids(taken)
+
+
+def spared(cpus: list[Cpu], without: tuple[set[int], set[int]] | None) -> list[Cpu]:
+    cores, numas = without or (set(), set())
+    return [cpu for cpu in cpus if cpu.core not in cores and cpu.numa not in numas]
 
 
 def one_each(cpus: list[Cpu]) -> list[Cpu]:

@@ -84,6 +84,10 @@ def allocated(
         (FULL, 4, NUMA, "", "0-1", "8-11", "8-11"),
         (FULL, 4, NUMA, "", "0-1,8-9", "2-5", "2-5"),
         (FULL, 4, NUMA, "0-3", "", "4-7", "8-11"),
+        # No NUMA node is left for the pod alone: it avoids the others' cores.
+        (SPREAD, 2, NUMA, "", "0,8", "2,4", "2,4"),
+        (SPREAD, 2, NUMA, "", "0,2,4,8", "10,12", "10,12"),
+        (SPREAD, 6, NUMA, "", "0,2,8", "1,3-7", "9-14"),
     ],
 )
 def test_two_sockets_of_four_cores(
