@@ -130,8 +130,10 @@ class SchedulerProcess(SchedulerCore):
         self.explanations = ScheduleExplanations(
             client, asked=self.asked.items, answer=Questions(self).answer, now=clock
         )
-        self.statuses = StatusWriter(client, now=clock)
-        self.events = EventWriter(client, instance=_identity(), now=clock)
+        self.statuses = StatusWriter(client, now=clock, bindings_wait=self._bindings_wait)
+        self.events = EventWriter(
+            client, instance=_identity(), now=clock, bindings_wait=self._bindings_wait
+        )
         self.binder = Binder(
             client,
             self._outcome,
@@ -412,6 +414,9 @@ class SchedulerProcess(SchedulerCore):
             self.node_locks.ended(placement, outcome)
         self.attempts.bound(placement, outcome)
         self._wake.set()
+
+    def _bindings_wait(self) -> bool:
+        return self.binder.backlogged
 
     def _volumes_bound(self, placement: Placement) -> None:
         if placement.lock:

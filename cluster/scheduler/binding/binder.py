@@ -118,6 +118,11 @@ class Binder:
         return len(self._tasks) + len(self._waiting)
 
     @property
+    def backlogged(self) -> bool:
+        """Whether placements wait that are not even started."""
+        return bool(self._waiting)
+
+    @property
     def unknown(self) -> int:
         """How many placements wait for an API server that cannot be reached or fails."""
         return len(self._unknown)

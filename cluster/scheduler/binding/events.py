@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from apis.meta import ObjectReference, format_micro_time
+from cluster.scheduler.binding.precedence import BehindBindings
 from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
 from kube.resources import RESERVATIONS, Resource
@@ -136,15 +137,23 @@ class EventWriter:
     """Writes events; run it with `run`.
 
     instance: names this process, for reportingInstance. now: the wall clock in seconds.
+    bindings_wait: returns whether bindings wait for a request, which events do not hold up.
     """
 
     def __init__(
-        self, client: Client, *, instance: str, now: Callable[[], float], at_once: int = 4
+        self,
+        client: Client,
+        *,
+        instance: str,
+        now: Callable[[], float],
+        at_once: int = 4,
+        bindings_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client = client
         self._instance = instance[:128]
         self._now = now
         self._at_once = at_once
+        self._behind = BehindBindings(bindings_wait, many=_MOST_WAITING // 2)
         self._waiting: deque[_Waiting] = deque()
         self._failures: dict[tuple[str, str], _Waiting] = {}
         """The warnings that wait, by uid and reason."""
@@ -223,6 +232,9 @@ class EventWriter:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
+            await self._behind.turn(lambda: len(self._waiting))
+            if not self._waiting:
+                continue
             waiting = self._take()
             self._writing += 1
             try:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from apis.meta import format_time
+from cluster.scheduler.binding.precedence import BehindBindings
 from cluster.scheduler.binding.turns import Turns
 from kube.client import STRATEGIC_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
@@ -106,12 +107,21 @@ class StatusWriter:
     """Writes statuses; run it with `run`.
 
     now: the wall clock in seconds, for lastTransitionTime. at_once: requests in parallel.
+    bindings_wait: returns whether bindings wait for a request, which statuses do not hold up.
     """
 
-    def __init__(self, client: Client, *, now: Callable[[], float], at_once: int = 4) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        now: Callable[[], float],
+        at_once: int = 4,
+        bindings_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._client = client
         self._now = now
         self._at_once = at_once
+        self._behind = BehindBindings(bindings_wait, many=_MOST_WAITING // 2)
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         """By key."""
         self._written: OrderedDict[str, PodStatus] = OrderedDict()
@@ -131,15 +141,16 @@ class StatusWriter:
         if len(status.message) > _LONGEST_MESSAGE:
             short = status.message[: _LONGEST_MESSAGE - 3] + "..."
             status = replace(status, message=short)
-        waited = self._waiting.pop(status.key, None)
-        if waited is not None:
+        if status.key in self._waiting:
             self.counts.replaced += 1
         # Our own last write is newer than the watch, which may not have it yet.
         known = self._written.get(status.uid)
         if _says(known, shown, status):
+            self._waiting.pop(status.key, None)
             self.counts.unchanged += 1
             return
         false_already = known is not None or shown.status == "False"
+        # In the place of an older one: a pod that is refused again and again gets its turn.
         self._waiting[status.key] = _Waiting(status, false_already)
         if len(self._waiting) > _MOST_WAITING:
             _, dropped = self._waiting.popitem(last=False)
@@ -180,6 +191,9 @@ class StatusWriter:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
+            await self._behind.turn(lambda: len(self._waiting))
+            if not self._waiting:
+                continue
             _, waiting = self._waiting.popitem(last=False)
             try:
                 wait = await self._write(waiting)

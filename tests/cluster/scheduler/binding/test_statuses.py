@@ -51,6 +51,26 @@ def one_pod() -> StoredPods:
     return store
 
 
+def test_a_newer_status_takes_the_place_of_the_older_one() -> None:
+    async def run() -> None:
+        store = StoredPods()
+        for name in ("p", "q"):
+            store.add(name)
+        async with serving(store) as client:
+            writer = StatusWriter(client, now=lambda: 0.0, at_once=1)
+            for name in ("p", "q"):
+                writer.submit(replace(STATUS, name=name), Shown())
+            writer.submit(replace(STATUS, name="p", message="another"), Shown())
+            task = asyncio.create_task(writer.run())
+            await eventually(lambda: len(store.requests) == 2)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert [path.split("/")[-2] for _, path, _ in store.requests] == ["p", "q"]
+        assert "another" in str(store.requests[0][2])
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("shown", "change", "written"),
     [
