@@ -7,7 +7,7 @@ is set. What was chosen is carried out by `evictions`; the pod goes back to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Protocol
 
 from cluster.scheduler.binding.placement import Refused
@@ -16,7 +16,7 @@ from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.preemption import NotFound, default_victims
-from cluster.scheduler.cycle.proposals import Proposals
+from cluster.scheduler.cycle.proposals import NeedsRoom, Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.victims import Candidate, may_go
@@ -63,15 +63,6 @@ class AttemptEnds(Protocol):
     def failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Proposed:
-    """A pod that no node takes, and the nodes that extenders are asked about."""
-
-    pod: PendingPod[PodShape]
-    diagnosis: Diagnosis
-    nodes: Proposals
-
-
 class Preemptions:
     """Takes back the pods that no node takes, with room made for them where that helps."""
 
@@ -105,12 +96,12 @@ class Preemptions:
         self._consultant = consultant
         self._clock = clock
         self._wall = wall
-        self._proposed: dict[str, _Proposed] = {}
-        """Preemptions that extenders are asked about, by the UID of the pod that needs room."""
+        self._needing: dict[str, NeedsRoom] = {}
+        """Pods for which extenders are asked about evictions, by UID."""
 
     def forget(self, uid: str) -> None:
         """Ignore what extenders will say about a pod that is gone."""
-        self._proposed.pop(uid, None)
+        self._needing.pop(uid, None)
 
     def unplaced(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
         """Take back a pod that no node takes, and make room for it where that helps."""
@@ -121,35 +112,42 @@ class Preemptions:
         if not self._permit.needs_others(pod.uid):
             if self._scheduling.post_filters.get(pod.shape.scheduler_name):
                 self._metrics.preemptions.labels().inc()
-            proposed = self._propose(pod, diagnosis)
-            if proposed is not None and not isinstance(proposed, NotFound):
+            asked = self._ask(pod, diagnosis)
+            if isinstance(asked, NeedsRoom):
                 return
             found = self._scheduling.post_filter(
-                pod, diagnosis, self._evictions.being_evicted, agreed=proposed
+                pod, diagnosis, self._evictions.being_evicted, agreed=asked
             )
         self._make_room(pod, diagnosis, found, now)
 
-    def _propose(
-        self, pod: PendingPod[PodShape], diagnosis: Diagnosis
-    ) -> Proposals | NotFound | None:
+    def _ask(self, pod: PendingPod[PodShape], diagnosis: Diagnosis) -> NeedsRoom | NotFound | None:
         """Have extenders asked about a preemption.
 
-        Returns what they are asked about, or why there is none; None for a pod that they are not
-        asked about.
+        Returns what they are asked about, or why it would not help; None for a pod that they are
+        not asked about.
         """
         consultant = self._consultant()
         if consultant is None or not consultant.preempts(pod.shape):
             return None
-        nodes = self._scheduling.propose(pod, diagnosis, self._evictions.being_evicted)
-        if not isinstance(nodes, NotFound):
-            self._proposed[pod.uid] = _Proposed(pod, diagnosis, nodes)
+        needs = self._scheduling.needs_room(pod, diagnosis, self._evictions.being_evicted)
+        if isinstance(needs, NeedsRoom):
+            self._needing[pod.uid] = needs
             consultant.ask_victims(pod)
-        return nodes
+        return needs
 
     def proposed(self, uid: str) -> Proposals | None:
-        """Return the nodes that could be freed for a pod; None: it is not waited for any more."""
-        proposed = self._proposed.get(uid)
-        return None if proposed is None else proposed.nodes
+        """Return the nodes that could be freed for a pod now.
+
+        None: it is not waited for any more, or no node could be freed and it was taken back.
+        """
+        needs = self._needing.get(uid)
+        if needs is None:
+            return None
+        nodes = self._scheduling.propose(needs, self._evictions.being_evicted)
+        if not isinstance(nodes, NotFound):
+            return nodes
+        self._end(uid, nodes)
+        return None
 
     def may_evict(self, uid: str, node: str, victim: str) -> str:
         """Return namespace/name of a pod that may be evicted from a node for another pod.
@@ -157,23 +155,30 @@ class Preemptions:
         uid: of the pod that needs room. victim: UID of the pod to evict; "" is returned for one
         that is not on the node, or that the other may not evict.
         """
-        proposed, row = self._proposed.get(uid), self._scheduling.tables.nodes.row(node)
+        needs, row = self._needing.get(uid), self._scheduling.tables.nodes.row(node)
         found = None if row is None else self._scheduling.tables.on(row).get(victim)
-        if proposed is None or found is None or not may_go(proposed.pod, found, default_victims):
+        if needs is None or found is None or not may_go(needs.pod, found, default_victims):
             return ""
         return found.key
 
     def agreed(self, uid: str, nodes: Proposals | None, error: str = "") -> None:
         """Take which preemptions extenders agree to, or why they could not be asked."""
-        proposed = self._proposed.pop(uid, None)
-        if proposed is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+        if nodes is not None:
+            self._end(uid, nodes)
             return
-        pod, diagnosis, now = proposed.pod, proposed.diagnosis, self._clock()
+        needs = self._needing.pop(uid, None)
+        if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+            return
+        message = f"{needs.diagnosis.text} preemption: {error}"
+        self._attempts.abandon(needs.pod, message, self._clock(), reason=UNSCHEDULABLE)
+
+    def _end(self, uid: str, nodes: Proposals | NotFound) -> None:
+        """End the attempt on a pod. nodes: what extenders agree to, or why they are not asked."""
+        needs = self._needing.pop(uid, None)
+        if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+            return
+        pod, diagnosis, now = needs.pod, needs.diagnosis, self._clock()
         try:
-            if nodes is None:
-                message = f"{diagnosis.text} preemption: {error}"
-                self._attempts.abandon(pod, message, now, reason=UNSCHEDULABLE)
-                return
             found: Candidate | NotFound = NotFound("")
             if not self._edited(pod) and not self._permit.needs_others(uid):
                 found = self._scheduling.post_filter(

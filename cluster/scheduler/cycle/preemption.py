@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from apis.keys import ANNOTATION_RESERVE_POD, LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
-from cluster.scheduler.cycle.proposals import Proposal, Proposals
+from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, Proposal, Proposals
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.cycle.victims import (
     NO_VICTIM,
@@ -70,7 +70,6 @@ _NONE_AGREED: Final = "preemption: extenders agree to none of the nodes that cou
 _NOT_ANY_MORE: Final = (
     "preemption: none of the nodes that extenders agreed to can be freed any more."
 )
-_ROOM_BY_NOW: Final = "preemption: a node takes the pod by now."
 _NOT_HELPFUL: Final = "Preemption is not helpful for scheduling"
 
 _MORE_ROOM_NEVER_HURTS: Final = frozenset(
@@ -350,7 +349,7 @@ class Preemption:
             if row is None:
                 continue
             if self._checks.fits(pod, row):
-                return NotFound(_ROOM_BY_NOW)
+                return NotFound(ROOM_BY_NOW)
             here = (tables.on(row).get(uid) for uid in proposal.victims)
             victims = sorted(
                 (each for each in here if each and may_go(pod, each, default_victims)),

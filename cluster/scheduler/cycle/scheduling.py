@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
 from cluster.scheduler.cycle.gang_preemption import GangPreemption, Seat
@@ -18,7 +20,7 @@ from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
-from cluster.scheduler.cycle.proposals import Proposals
+from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, NeedsRoom, Proposals
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
 from cluster.scheduler.cycle.timings import (
     POST_FILTER,
@@ -357,20 +359,57 @@ class Scheduling:
             waits = waits or found.waits
         return NotFound(" ".join(filter(None, remarks)), waits)
 
-    def propose(
+    def needs_room(
         self,
         pod: PendingPod[PodShape],
         diagnosis: Diagnosis,
         being_evicted: Callable[[Booking], bool],
+    ) -> NeedsRoom | NotFound:
+        """Return what `propose` takes for a pod that no node takes, right after its attempt.
+
+        NotFound: DefaultPreemption evicts no pods for this one, whatever extenders say.
+        """
+        default = self._default_preemption(pod, diagnosis)
+        if default is None:
+            return NotFound("")
+        mine = self._with_its_reservations(pod)
+        reason = default.why_not(mine, being_evicted)
+        if reason is not None:
+            return reason
+        if diagnosis.refusal or not len(diagnosis.resolvable):
+            # There is nothing to search.
+            found = default.propose(mine, diagnosis, being_evicted=being_evicted, salt=self._salt)
+            if isinstance(found, NotFound):
+                return found
+        evaluation = self.examine(mine.shape, pod.shape.scheduler_name)
+        passed = diagnosis.resolvable[:0] if evaluation is None else evaluation.feasible
+        return NeedsRoom.of(pod, diagnosis, passed)
+
+    def propose(
+        self, needs: NeedsRoom, being_evicted: Callable[[Booking], bool]
     ) -> Proposals | NotFound:
         """Return the nodes that DefaultPreemption could free for a pod, for extenders to judge, or
-        why there is none."""
-        pod = self._with_its_reservations(pod)
+        why there is none.
+
+        Where a node passes that did not at the attempt, no pod is evicted: the change that made
+        room has the pod tried again.
+        """
+        diagnosis, pod = needs.diagnosis, self._with_its_reservations(needs.pod)
+        default = self._default_preemption(pod, diagnosis)
+        if default is None:
+            return NotFound("")
+        evaluation = self.examine(pod.shape, pod.shape.scheduler_name)
+        if evaluation is not None and len(np.setdiff1d(evaluation.feasible, needs.passed)):
+            return NotFound(ROOM_BY_NOW)
+        return default.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
+
+    def _default_preemption(
+        self, pod: PendingPod[PodShape], diagnosis: Diagnosis
+    ) -> Preemption | None:
+        # Without any node there is nothing to free.
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
-        for each in self.post_filters.get(profile, ()):
-            if isinstance(each, Preemption):
-                return each.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
-        return NotFound("")
+        found = (each for each in self.post_filters.get(profile, ()))
+        return next((each for each in found if isinstance(each, Preemption)), None)
 
     def _with_its_reservations(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
         name = pod.key.partition("/")[2]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -50,6 +51,10 @@ one pod after another."""
 _VICTIMS_AT_ONCE: Final = 8
 """Victims of one preemption that are read at once, for an extender that is sent whole pods. Chosen:
 half of the connections that bindings have."""
+_REST_S: Final = 1.0
+"""How long an extender is not asked about preemptions after a call that failed. Chosen: the
+shortest back-off of a pod. Each question needs a search for victims of up to 130 ms; with an
+extender that does not answer, all but one a second would be for nothing."""
 _MOST_TEXTS: Final = 50
 """Different messages of one extender about the nodes of one pod; chosen. They stand in the pod's
 condition, each with its count; the nodes with further ones are counted together."""
@@ -77,7 +82,7 @@ class Proposing(Protocol):
     """Where the proposed preemptions come from and the agreed ones go."""
 
     def proposed(self, uid: str) -> Proposals | None:
-        """Return the nodes that could be freed; None for a pod that is not waited for."""
+        """Return the nodes that could be freed now; None: extenders need not be asked any more."""
         ...
 
     def may_evict(self, uid: str, node: str, victim: str) -> str:
@@ -91,12 +96,14 @@ class Proposing(Protocol):
 
 @dataclass(slots=True)
 class _Extender:
-    """One extender. problem: why its last call failed, "" if it did not."""
+    """One extender. problem: why its last call failed, "" if it did not. rests_until: when it may
+    be asked about preemptions again after a call that failed, by the loop's clock."""
 
     configured: Extender
     calls: ExtenderCalls
     managed: frozenset[str] = field(init=False)
     problem: str = ""
+    rests_until: float = -math.inf
 
     def __post_init__(self) -> None:
         self.managed = frozenset(each.name for each in self.configured.managed_resources)
@@ -115,6 +122,15 @@ class _Extender:
             raise
         self.problem = ""
         return answer
+
+    def rest(self) -> None:
+        """Answer no question about preemptions for some time."""
+        self.rests_until = asyncio.get_running_loop().time() + _REST_S
+
+    @property
+    def rests(self) -> bool:
+        """Whether it has not been asked about preemptions since a call failed."""
+        return asyncio.get_running_loop().time() < self.rests_until
 
     def failed(self, error: ExtenderError) -> None:
         if not self.problem:
@@ -291,8 +307,10 @@ class Extenders:
         error = ""
         try:
             async with self._gate:
+                self._check_resting(pod)
                 proposals = self._preemptions.proposed(pod.uid)
                 if proposals is None:
+                    self._decided()
                     return
                 agreed = await self._agreed(pod, proposals)
         except (ExtenderError, ApiError, Unreachable) as problem:
@@ -303,11 +321,19 @@ class Extenders:
         self._preemptions.agreed(pod.uid, agreed, error)
         self._decided()
 
+    def _check_resting(self, pod: PendingPod[PodShape]) -> None:
+        """Raise ExtenderError if an extender that has to agree failed a moment ago."""
+        for each in self._preempting:
+            if each.interested(pod.shape) and not each.configured.ignorable and each.rests:
+                raise ExtenderError(f"extender {each.calls.url}: {each.problem}")
+
     async def _agreed(self, pod: PendingPod[PodShape], proposals: Proposals) -> Proposals:
         """Return the nodes that are left, with the victims that the last extender names."""
         whole = await self._read(pod)
         for each in self._preempting:
             if not proposals or not each.interested(pod.shape):
+                continue
+            if each.configured.ignorable and each.rests:
                 continue
             try:
                 proposals = await self._preempt(each, pod, whole, proposals)
@@ -324,7 +350,12 @@ class Extenders:
         known = extender.configured.node_cache_capable
         pods = None if known else await self._victims(proposals)
         body = preemption(whole, proposals, pods=pods)
-        answer = read_preemption(await extender.call(extender.configured.preempt_verb, body))
+        try:
+            raw = await extender.call(extender.configured.preempt_verb, body)
+        except ExtenderError:
+            extender.rest()
+            raise
+        answer = read_preemption(raw)
         agreed: dict[str, Proposal] = {}
         for node, answered in answer.items():
             if node not in proposals:

@@ -25,7 +25,7 @@ class _Held(Client):
         self.asked: list[str] = []
         self.open = asyncio.Event()
 
-    async def request(self, method: str, path: str, **_: object) -> bytes:  # type: ignore[override]
+    async def request(self, method: str, path: str, **_: object) -> bytes:
         self.asked.append(f"{method} {path}")
         if path.endswith("/binding"):
             await self.open.wait()

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import pickle
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
 from cluster.scheduler.cycle import preemption
+from cluster.scheduler.cycle.proposals import NeedsRoom
 from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.extenders import consulting
 from cluster.scheduler.extenders.consulting import Extenders
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape, Shapes
 from kube.client import ApiError, Client
 from tests.beds.apiserver import eventually
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
+from tests.cluster.scheduler.making import make_pod
 
 
 class _Client:
@@ -80,6 +89,15 @@ def _play(answer: Callable[[Tree], Any], scenario: Play, **configured: Any) -> N
                 await extenders.close()
 
     asyncio.run(run())
+
+
+@asynccontextmanager
+async def _while_asked(extender: Serving) -> AsyncIterator[None]:
+    """The block runs between the first question and its answer."""
+    extender.open.clear()
+    await eventually(lambda: extender.asked)
+    yield
+    extender.open.set()
 
 
 async def _answered(bed: Bed) -> None:
@@ -244,10 +262,15 @@ def test_what_changes_while_an_extender_is_asked(status: int) -> None:
     _play(_as_proposed, scenario)
 
 
-def test_room_that_becomes_free_meanwhile_is_taken_and_nobody_is_evicted() -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_room_that_becomes_free_meanwhile_is_taken_and_nobody_is_evicted(asked: bool) -> None:
+    """asked: whether it becomes free while the extender is asked, or before that."""
+
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
-        bed.gone("dear")
+        async with _while_asked(extender) if asked else nullcontext():
+            bed.gone("dear")
         await _answered(bed)
+        assert bool(extender.asked) == asked
         assert bed.evicted() == []
         bed.run(20.0)
         assert bed.node_of("new") == "n1"
@@ -268,8 +291,9 @@ def test_a_pod_that_is_edited_meanwhile_evicts_nobody_for_what_it_was() -> None:
 
 def test_a_less_important_pod_that_came_meanwhile_makes_a_node_too_full() -> None:
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
-        bed.gone("cheap")
-        bed.pod("late", 3, 8, node="n0")
+        async with _while_asked(extender):
+            bed.gone("cheap")
+            bed.pod("late", 3, 8, node="n0")
         await _answered(bed)
         # Its victims there do not suffice any more.
         assert bed.evicted() == []
@@ -280,7 +304,10 @@ def test_a_less_important_pod_that_came_meanwhile_makes_a_node_too_full() -> Non
 
 
 class _Asked:
-    """An extender that is asked about preemptions of all pods."""
+    """An extender that is asked about preemptions of all pods, as soon as there is one."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._bed = bed
 
     def concerns(self, *_: object) -> bool:
         return False
@@ -291,9 +318,10 @@ class _Asked:
         return True
 
     def ask(self, *_: object) -> None:
-        raise AssertionError("no node could be freed")
+        raise AssertionError("it filters no nodes")
 
-    ask_victims = ask
+    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
+        assert self._bed.core.attempts.preemptions.proposed(pod.uid) is None
 
 
 def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
@@ -302,9 +330,9 @@ def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
     trials: list[int] = []
     monkeypatch.setattr(preemption, "by_trial", lambda *_: trials.append(1))
     messages = []
-    for consultant in (None, _Asked()):
+    for asked in (False, True):
         bed = Bed()
-        bed.core.attempts.consultant = consultant
+        bed.core.attempts.consultant = _Asked(bed) if asked else None
         for number in range(3):
             bed.node(f"n{number}", 4)
             bed.pod(f"old{number}", 1, 1, node=f"n{number}", containers=[_WITH_PORT])
@@ -315,6 +343,67 @@ def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
         trials.clear()
     assert "preemption: 0/3 nodes are available" in messages[0]
     assert messages[0] == messages[1]
+
+
+def _others(bed: Bed) -> list[str]:
+    """Add 40 pods, more than are asked about at once; return their names."""
+    names = [f"other{number}" for number in range(40)]
+    for name in names:
+        bed.pod(name, 3, 9)
+    bed.run()
+    return names
+
+
+def test_only_what_is_asked_about_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod that waits would keep the victims of 32 nodes."""
+    searched: list[str] = []
+    search = preemption.Preemption.propose
+
+    def propose(self: Any, pod: PendingPod[PodShape], *rest: Any, **more: Any) -> Any:
+        searched.append(pod.uid)
+        return search(self, pod, *rest, **more)
+
+    monkeypatch.setattr(preemption.Preemption, "propose", propose)
+
+    async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
+        _others(bed)
+        assert len(extenders._tasks) == 41
+        async with _while_asked(extender):
+            await eventually(lambda: len(searched) == consulting._AT_ONCE)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(searched) == consulting._AT_ONCE
+        await eventually(lambda: not extenders._tasks)
+
+    _play(lambda _: _metas(), scenario)
+
+
+@pytest.mark.parametrize("rest", [0.0, 3600.0])
+def test_an_extender_that_fails_is_not_asked_about_each_pod(
+    rest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consulting, "_REST_S", rest)
+
+    async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
+        extender.status = 500
+        names = [*_others(bed), "new"]
+        await eventually(lambda: not extenders._tasks)
+        for name in names:
+            assert bed.core.queue.place(f"u-{name}") is Place.BACKOFF
+            assert "preempt was answered with status 500" in bed.messages[name]
+        assert len(extender.asked) == (consulting._AT_ONCE if rest else len(names))
+
+    _play(_as_proposed, scenario)
+
+
+def test_what_is_kept_of_a_pod_that_waits_is_a_bit_for_each_node() -> None:
+    rows = np.arange(0, 5000, 3)
+    pod = PendingPod("ns/p", "u", 0, Shapes().of(make_pod("p")), created=0.0)
+    diagnosis = Diagnosis(nodes=5000, resolvable=rows)
+    needs = NeedsRoom.of(pod, diagnosis, rows[:7])
+    assert needs.diagnosis.resolvable.tolist() == rows.tolist()
+    assert needs.passed.tolist() == rows[:7].tolist()
+    assert len(pickle.dumps((needs._resolvable, needs._passed))) < 1000
 
 
 def test_only_pods_that_the_extender_manages_are_asked_about() -> None:
