@@ -220,7 +220,7 @@ class ExtendedPreemptionLives(PreemptionLives):
             while self.binder.waiting:
                 self.carry_out(None)
         # Nothing waits for an answer any more: the last looks find what is left as it is.
-        assert not self.process.attempts.preemptions._proposed
+        assert not self.process.attempts.preemptions._needing
         self.process.attempts.consultant = None
         super().teardown()
 
