@@ -10,7 +10,8 @@ important. `crowded`: a hard spread constraint that no eviction satisfies. `bloc
 that pods of a higher priority have on every node.
 `gang`: 100 pods that make room together. `gang-labels`: the same, each with a label of its own, as
 of an indexed Job. `gang-spread`: the same with a hard spread constraint over hosts. `gang-short`:
-100 pods of which no two fit on a node, and nodes for 99 of them.
+100 pods of which no two fit on a node, and nodes for 99 of them. `gang-network`: as `gang`, in one
+of 125 racks. `gang-network-labels`: the same, each with a label of its own.
 Each time a node changes first, as it does in a cluster that lives; `first` is the search
 after what a process prepares when it has read the cluster.
 `promised`: a decision about a pod while 1,000 others, more important, have nominated nodes.
@@ -37,6 +38,8 @@ from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import Budget
+from cluster.scheduler.tables.gather import Gather
+from cluster.scheduler.tables.network_topology import Layer
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -57,6 +60,7 @@ _APPS = 500
 _GANG = 100
 """Pods of a gang."""
 _PROMISED = 1000
+_RACKS = 125
 
 
 def _pod(*, app: str, cpu: int, priority: int, index: str = "", **spec: object) -> SchedulingPod:
@@ -93,7 +97,11 @@ def _full_cluster(nodes: int, pods: int, shapes: Shapes, *, kind: str) -> Schedu
     important = shapes.of(_pod(app="kept", cpu=1000, priority=5000))
     for number in range(nodes):
         name = f"n{number}"
-        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"z{number % 3}"}
+        labels = {
+            "kubernetes.io/hostname": name,
+            "topology.kubernetes.io/zone": f"z{number % 3}",
+            "rack": f"r{number % _RACKS}",
+        }
         amounts = {"cpu": str(pods), "memory": "128Gi", "pods": "110"}
         node = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
         tables.upsert_node(decode_scheduling_node(msgspec.json.encode(node)))
@@ -103,7 +111,10 @@ def _full_cluster(nodes: int, pods: int, shapes: Shapes, *, kind: str) -> Schedu
                 shape = important
             uid = f"{name}-{at}"
             tables.place(Booking(f"default/{uid}", uid, shape, name, start=random.random()))
-    return Scheduling(tables, plugins.profiles, seed=1, preemption=plugins.preemption)
+    plugins.network.set((Layer("RackLayer", ("rack",)),))
+    return Scheduling(
+        tables, plugins.profiles, seed=1, preemption=plugins.preemption, network=plugins.network
+    )
 
 
 def _measure(scheduling: Scheduling, shape: PodShape, times: int) -> tuple[float, list[float]]:
@@ -132,7 +143,7 @@ def _measure(scheduling: Scheduling, shape: PodShape, times: int) -> tuple[float
 
 
 def _measure_gang(
-    scheduling: Scheduling, members: Sequence[PodShape], times: int
+    scheduling: Scheduling, members: Sequence[PodShape], times: int, gather: Gather | None
 ) -> tuple[float, list[float]]:
     """As `_measure`, for a gang of pods of these shapes."""
     result = []
@@ -142,7 +153,7 @@ def _measure_gang(
         PendingPod(f"default/new-{n}", f"new-{n}", shape.priority, shape, 0.0, "default/g")
         for n, shape in enumerate(members)
     )
-    wanted = (Wanted("default/g", _GANG, pods),)
+    wanted = (Wanted("default/g", _GANG, pods, gather),)
     kinds = set()
     for _ in range(times + 1):
         row = random.randrange(tables.nodes.count)
@@ -151,6 +162,8 @@ def _measure_gang(
         answer = scheduling.seats(pods[0], wanted, lambda booking: False)
         result.append((time.perf_counter() - began) * 1e3)
         kinds.add(type(answer))
+        if gather is not None and isinstance(answer, NotFound):
+            raise SystemExit(answer.remark)
     if len(kinds) != 1:
         raise SystemExit("some searches found victims, and some did not")
     return result[0], result[1:]
@@ -203,6 +216,8 @@ _KINDS = (
     "gang-labels",
     "gang-spread",
     "gang-short",
+    "gang-network",
+    "gang-network-labels",
     "promised",
 )
 
@@ -234,18 +249,19 @@ def main() -> None:
         shape = shapes.of(_pod(app="new", cpu=cpu, priority=priority, **spec))
         if kind.startswith("gang"):
             members = [shape] * _GANG
-            if kind == "gang-labels":
+            gather = Gather(must=("RackLayer",)) if "network" in kind else None
+            if kind.endswith("-labels"):
                 pods = (
                     _pod(app="new", cpu=cpu, priority=priority, index=str(n)) for n in range(_GANG)
                 )
                 members = [shapes.of(pod) for pod in pods]
-            first, others = _measure_gang(cluster, members, given.times)
+            first, others = _measure_gang(cluster, members, given.times, gather)
         elif kind == "promised":
             first, others = _measure_decisions(cluster, shape, given.times)
         else:
             first, others = _measure(cluster, shape, given.times)
         p50, p99 = quantile(others, 0.5), quantile(others, 0.99)
-        print(f"{kind:11} first {first:7.1f}  p50 {p50:7.1f}  p99 {p99:7.1f}", flush=True)
+        print(f"{kind:19} first {first:7.1f}  p50 {p50:7.1f}  p99 {p99:7.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -128,9 +128,10 @@ class Attempts:
         self._scheduling = scheduling
         self._plans = GangPlans(
             scheduling.tables,
-            scheduling.profile,
+            scheduling.checks,
             scheduling.evaluate,
             network,
+            node_of=scheduling.nominator.node_of,
             may_preempt=scheduling.may_preempt,
         )
         self._tables = scheduling.tables
@@ -302,6 +303,7 @@ class Attempts:
             now=self._wall(),
             opinion=opinion,
             node=node,
+            together=self._permit.group(pod.uid) if node else frozenset(),
         )
         if node and opinion is None and isinstance(outcome, Unplaced):
             raise PlanOutdated(f"node {node}, planned for the pod, does not take it any more")

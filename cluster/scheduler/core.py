@@ -130,6 +130,7 @@ class SchedulerCore:
             preemption=self.plugins.preemption,
             quota_preemption=self.plugins.quota_preemption,
             gang_preemption=self.plugins.gang_preemption,
+            network=self.plugins.network,
         )
         self.metrics = SchedulerMetrics(self.queue)
         self.timings = {name: self.scheduling.timings(name) for name in self.plugins.profiles}

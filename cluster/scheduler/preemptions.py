@@ -232,17 +232,21 @@ class Preemptions:
         self._metrics.preemptions.labels().inc()
         found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
         nominated: dict[str, str] = {}
+        without = {member.uid for each in gangs for member in each.pods}
         if isinstance(found, NotFound):
             diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
-            if not found.waits:
-                uids = [member.uid for each in gangs for member in each.pods]
-                nominated = {uid: "" for uid in uids if self._evictions.end_nomination(uid)}
+            if found.waits:
+                without.clear()
         else:
+            without -= {seat.pod.uid for seat in found}
             self._metrics.preempts(sum(len(seat.candidate.victims) for seat in found))
             for seat in found:
                 nominated[seat.pod.uid] = self._scheduling.tables.nodes.name(seat.candidate.row)
                 for other in self._evictions.carry_out(seat.pod, seat.candidate):
                     self._reports.nomination_ended(other)
+        for uid in sorted(without):
+            if self._evictions.end_nomination(uid):
+                nominated[uid] = ""
         message = diagnosis.text
         self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         plugins = diagnosis.plugins or _NO_NODES

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.cycle.victims import Candidate, Costs
+from cluster.scheduler.cycle.victim_columns import Costs
+from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.tables.tables import Tables
 
 _MOST_AGAIN: Final = 32

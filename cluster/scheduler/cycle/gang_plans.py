@@ -4,19 +4,25 @@ A gang with too little room is refused at once, so that it takes no node from ot
 is to be gathered in the network gets a node for each of its pods. A plan is worked out from counts
 of slots and then tried on the tables; where a node takes fewer pods than it counted (exact CPUs and
 devices, pods that keep apart), its slots are corrected and the gang is planned again.
+
+Where preemption made room for a gathered gang, its members go where they are nominated, if they fit
+there by now. What is promised to other pods is not planned with; what is promised to members is, as
+all of them are planned at once.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cluster.scheduler.cycle.evaluation import Evaluation, Profile
+from cluster.scheduler.cycle.evaluation import Evaluation
+from cluster.scheduler.cycle.gang_order import place_in_gang
 from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
 from cluster.scheduler.cycle.permit import COSCHEDULING, Wanted
 from cluster.scheduler.cycle.slots import Room, most_placed, room_of
@@ -24,8 +30,7 @@ from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.plugins.between_pods.near_pods import same_job
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.reasons.diagnosis import Diagnosis
-from cluster.scheduler.tables.booking import Allocation, Booking
-from cluster.scheduler.tables.gather import Gather, index_of
+from cluster.scheduler.tables.gather import Gather
 from cluster.scheduler.tables.network_topology import NetworkTopology, NetworkTree
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -36,7 +41,6 @@ _MOST_PLANS: Final = 1_000
 _MOST_TRIES: Final = 64
 """Plans of one gang that are tried on the tables. Each corrects the slots of its nodes, so that two
 or three are enough mostly. Chosen: as many as nodes that one pod is tried on."""
-_NUMBERS: Final = re.compile(r"(\d+)")
 
 NO_TOPOLOGY: Final = "no cluster network topology"
 
@@ -51,17 +55,20 @@ class GangPlans:
     def __init__(
         self,
         tables: Tables,
-        profiles: Callable[[str], Profile],
+        checks: Callable[[str], RowChecks],
         evaluate: Callable[[PodShape], Evaluation],
         network: NetworkTopology | None,
         *,
+        node_of: Callable[[str], str],
         may_preempt: Callable[[PendingPod[PodShape]], bool] = lambda pod: False,
     ) -> None:
-        """profiles: by scheduler name. evaluate: raises Refusal. network: None where no profile is
-        aware of the network; gangs are not gathered then. may_preempt: whether a pod could make
-        room for itself."""
+        """checks: by scheduler name, with nominated pods. evaluate: raises Refusal. network: None
+        where no profile is aware of the network; gangs are not gathered then. node_of: the node
+        that a pod is nominated for, by UID, or "". may_preempt: whether a pod could make room for
+        itself."""
         self._tables = tables
-        self._profiles = profiles
+        self._checks = checks
+        self._node_of = node_of
         self._evaluate = evaluate
         self._network = network
         self._may_preempt = may_preempt
@@ -116,15 +123,22 @@ class GangPlans:
         ):
             # What it lacks, it may free. A pod that needs others does not preempt alone.
             return None
-        gather = next((each.gather for each in wanted if each.gather is not None), None)
+        gather = gathered_as(wanted)
         if short is not None or self._network is None or gather is None:
             return short
         tree = self._network.tree()
         if tree is None:
             return self._refuse(NO_TOPOLOGY, room, COSCHEDULING)
         pods = sorted((pod for each in wanted for pod in each.pods), key=place_in_gang)
+        group = frozenset(each.gang for each in wanted)
+        checks = cache(lambda name: self._checks(name).apart_from(group))
         try:
-            plan = self._gathered(tree, gather, pods, evaluations, room)
+            plan = self._as_nominated(tree, gather, pods, checks)
+            if plan is None:
+                slots = self._slots(pods, room, checks)
+                plan = self._gathered(tree, gather, pods, evaluations, slots, checks)
+        except Refusal:
+            return None
         except NotGathered as error:
             return self._refuse(str(error), room, COSCHEDULING)
         self._keep(plan, wanted)
@@ -164,19 +178,79 @@ class GangPlans:
 
     # --- gathering -------------------------------------------------------------------------------
 
+    def _as_nominated(
+        self,
+        tree: NetworkTree,
+        gather: Gather,
+        pods: Sequence[PendingPod[PodShape]],
+        checks: Callable[[str], RowChecks],
+    ) -> dict[str, str] | None:
+        """Return the nominated node of each pod, by UID, if they are gathered and fit there now."""
+        nodes = {pod.uid: self._node_of(pod.uid) for pod in pods}
+        counts = np.zeros(len(self._tables.nodes), dtype=np.int64)
+        on: dict[int, list[PendingPod[PodShape]]] = {}
+        for pod in pods:
+            row = self._tables.nodes.row(nodes[pod.uid])
+            if row is None:
+                return None
+            counts[row] += 1
+            on.setdefault(row, []).append(pod)
+        nothing = np.zeros_like(counts)
+        offers = Offers(counts, nothing, nothing)
+        try:
+            filled = Gathering(tree, self._tables.nodes, gather, offers, len(pods)).choose()
+        except NotGathered:
+            return None
+        with Trial(self._tables) as trial:
+            for row, _ in filled:
+                for pod in on[row]:
+                    booking = checks(pod.shape.scheduler_name).booking(pod, row)
+                    if booking is None:
+                        return None
+                    trial.place(booking)
+        return nodes
+
+    def _slots(
+        self,
+        pods: Sequence[PendingPod[PodShape]],
+        room: dict[PodShape, Room],
+        checks: Callable[[str], RowChecks],
+    ) -> NDArray[np.int64]:
+        """Return how many of the pods each row takes at most, beside those that are promised it.
+
+        Raises Refusal.
+        """
+        slots = np.zeros(len(self._tables.nodes), dtype=np.int64)
+        kinds: dict[tuple[str, int], Counter[PodShape]] = {}
+        first: dict[tuple[str, int], PendingPod[PodShape]] = {}
+        for pod in pods:
+            kind = pod.shape.scheduler_name, pod.priority
+            kinds.setdefault(kind, Counter())[pod.shape] += 1
+            first.setdefault(kind, pod)
+        for kind, shapes in kinds.items():
+            of_profile = checks(kind[0])
+            promised = of_profile.promised(first[kind])
+            with Trial(self._tables) as trial:
+                for row, others in promised.items():
+                    of_profile.place_nominated(trial, others, row)
+                for shape, count in shapes.items():
+                    found = room[shape].slots
+                    if promised:
+                        found = np.minimum(found, room_of(shape, self._evaluate(shape)).slots)
+                    slots += np.minimum(found, count)
+        return slots
+
     def _gathered(
         self,
         tree: NetworkTree,
         gather: Gather,
         pods: Sequence[PendingPod[PodShape]],
         evaluations: dict[PodShape, Evaluation],
-        room: dict[PodShape, Room],
+        slots: NDArray[np.int64],
+        checks: Callable[[str], RowChecks],
     ) -> dict[str, str]:
-        """Return a node for each pod, by UID. Raises NotGathered."""
+        """Return a node for each pod, by UID. slots: by row. Raises NotGathered."""
         length = len(self._tables.nodes)
-        slots = np.zeros(length, dtype=np.int64)
-        for shape, count in Counter(pod.shape for pod in pods).items():
-            slots += np.minimum(room[shape].slots, count)
         first = pods[0].shape
         scores = np.zeros(length, dtype=np.int64)
         scores[evaluations[first].feasible] = evaluations[first].totals
@@ -187,7 +261,7 @@ class GangPlans:
         for _ in range(_MOST_TRIES):
             offers = Offers(slots, existing, scores)
             filled = Gathering(tree, self._tables.nodes, gather, offers, len(pods)).choose()
-            nodes, taken = self._try(filled, pods)
+            nodes, taken = self._try(filled, pods, checks)
             if len(nodes) == len(pods):
                 return nodes
             slots = slots.copy()
@@ -196,7 +270,10 @@ class GangPlans:
         raise NotGathered(f"none of {_MOST_TRIES} plans for the gang could be carried out")
 
     def _try(
-        self, filled: Sequence[tuple[int, int]], pods: Sequence[PendingPod[PodShape]]
+        self,
+        filled: Sequence[tuple[int, int]],
+        pods: Sequence[PendingPod[PodShape]],
+        checks: Callable[[str], RowChecks],
     ) -> tuple[dict[str, str], dict[int, int]]:
         """Fill nodes with pods in their order, passing over those that do not fit on a node.
 
@@ -214,7 +291,7 @@ class GangPlans:
                 for pod in left:
                     booking = None
                     if taken[row] < count and pod.shape not in unfit:
-                        booking = self._booking(pod, node, row)
+                        booking = checks(pod.shape.scheduler_name).booking(pod, row)
                     if booking is None:
                         unfit.add(pod.shape)
                         over.append(pod)
@@ -225,22 +302,7 @@ class GangPlans:
                 left = over
         return nodes, taken
 
-    def _booking(self, pod: PendingPod[PodShape], node: str, row: int) -> Booking | None:
-        """Return the booking of a pod on a node as the tables are now, None if it does not fit."""
-        checks = RowChecks(self._profiles(pod.shape.scheduler_name), self._tables)
-        if not checks.passes(pod.shape, row):
-            return None
-        allocation = checks.allocation(pod.shape, row)
-        if not isinstance(allocation, Allocation):
-            return None
-        return Booking(pod.key, pod.uid, pod.shape, node, allocation)
 
-
-def place_in_gang(pod: PendingPod[PodShape]) -> tuple[int, list[tuple[int, int, str]], str]:
-    """Return what sorts the pods of a gang: index, then name, with numbers by their value."""
-    parts = [
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
-        for part in _NUMBERS.split(pod.key)
-        if part
-    ]
-    return index_of(pod.shape), parts, pod.uid
+def gathered_as(wanted: Iterable[Wanted[PodShape]]) -> Gather | None:
+    """Return how the gangs of a group are gathered, or None; the first that says so decides."""
+    return next((each.gather for each in wanted if each.gather is not None), None)

@@ -74,6 +74,7 @@ class Wanted(Generic[S]):
 
     gang: its id. least: pods. pods: those that are there to be placed. gather: how they are to be
     gathered in the network, or None. strict: one that finds no node has all give theirs back.
+    gated: how many others are left out because of their scheduling gates.
     """
 
     gang: str
@@ -81,6 +82,7 @@ class Wanted(Generic[S]):
     pods: tuple[PendingPod[S], ...]
     gather: Gather | None = None
     strict: bool = True
+    gated: int = 0
 
 
 class _Wait(OrderedItem):
@@ -232,10 +234,12 @@ class Permit(Generic[S]):
             for other in self._gangs.peers(gang)
             if other.definition is not None
         )
-        return tuple(
-            replace(each, pods=tuple(pod for pod in each.pods if not pod.shape.gates))
-            for each in wanted
-        )
+        return tuple(map(_without_gates, wanted))
+
+    def group(self, uid: str) -> frozenset[str]:
+        """Return the ids of the gangs that are bound together with the gang of a member."""
+        gang = self._gangs.of(uid)
+        return frozenset() if gang is None else frozenset(g.id for g in self._gangs.peers(gang))
 
     def needs_others(self, uid: str) -> bool:
         """Return whether a pod is bound only if other members of its group get nodes as well."""
@@ -446,6 +450,11 @@ class Permit(Generic[S]):
         self._keys.pop(pod.uid, None)
         self._gangs.leave(pod.uid)
         return decisions + self._settle(gang, now)
+
+
+def _without_gates(wanted: Wanted[S]) -> Wanted[S]:
+    pods = tuple(pod for pod in wanted.pods if not pod.shape.gates)
+    return replace(wanted, pods=pods, gated=len(wanted.pods) - len(pods))
 
 
 def bind_annotations(group_id: str, count: int) -> Mapping[str, str | None]:

@@ -4,9 +4,9 @@ What other kinds of preemption build on:
 
 - `cycle.trial`: `Trial` looks at the tables as if some pods were gone and others placed, and undoes
   it; `RowChecks.fits(pod, row)` says inside or outside a trial whether one node takes a pod.
-- `cycle.victims`: `by_trial` returns the victims of one node, `by_amounts` those of all nodes at
-  once; which pods may be victims is a predicate over shapes (`MayBeVictim`), and what has to hold
-  beside the plugins is another one (`StillFits`). `Candidate.cost` compares nodes.
+- `cycle.victims`: `by_trial` returns the victims of one node; `by_amounts` of `victim_columns`, of
+  all nodes at once. Which pods may be victims is a predicate over shapes (`MayBeVictim`), and what
+  has to hold beside the plugins is another one (`StillFits`). `Candidate.cost` compares nodes.
 - `tables.disruption_budgets`: the state of PodDisruptionBudgets.
 - `Preemption.find` below is DefaultPreemption's search; `default_victims` its predicate.
 - `PostFilter` is what runs for a pod that no node takes. Those of a profile stand in
@@ -38,16 +38,13 @@ from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, Proposal, Proposals
 from cluster.scheduler.cycle.trial import RowChecks, Trial
+from cluster.scheduler.cycle.victim_columns import Costs, MayLeave, by_amounts, openable
 from cluster.scheduler.cycle.victims import (
     NO_VICTIM,
     Candidate,
-    Costs,
     MayBeVictim,
-    MayLeave,
-    by_amounts,
     by_trial,
     may_go,
-    openable,
 )
 from cluster.scheduler.plugins.contract import Filter, Mask, Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit

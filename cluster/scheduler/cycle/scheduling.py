@@ -15,13 +15,14 @@ import numpy as np
 
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
-from cluster.scheduler.cycle.gang_preemption import GangPreemption, Seat
+from cluster.scheduler.cycle.gang_preemption import GangPreemption
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
 from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, NeedsRoom, Proposals
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
+from cluster.scheduler.cycle.seating import Seat
 from cluster.scheduler.cycle.timings import (
     POST_FILTER,
     RESERVE,
@@ -38,6 +39,7 @@ from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but
 from cluster.scheduler.reasons.diagnosis import Diagnosis, diagnose, refused
 from cluster.scheduler.tables.booking import NO_ALLOCATION, Allocation, Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
+from cluster.scheduler.tables.network_topology import NetworkTopology
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -85,12 +87,14 @@ class Scheduling:
         preemption: Mapping[str, Arguments] = MappingProxyType({}),
         quota_preemption: Mapping[str, bool] = MappingProxyType({}),
         gang_preemption: Container[str] = (),
+        network: NetworkTopology | None = None,
     ) -> None:
         """profiles: by scheduler name. seed: with the same seed and inputs, the same placements.
         preemption: the arguments of the profiles with DefaultPreemption, by scheduler name.
         quota_preemption: by scheduler name of the profiles where pods of a quota preempt each
         other, whether those of the default quota do so too.
         gang_preemption: names of those in which a gang makes room for all of its pods at once.
+        network: see GangPlans.
         """
         self.tables = tables
         self.nominator: Nominator[PodShape] = Nominator()
@@ -125,10 +129,11 @@ class Scheduling:
         self._gang_preemption = gang_preemption
         self._gangs = GangPreemption(
             tables,
-            self._checks.__getitem__,
+            self.checks,
             self.evaluate,
             self.budgets,
             self.nominator.node_of,
+            network,
         )
         self._advisor = Advisor()
         self._salt = seed % 2**64
@@ -143,6 +148,10 @@ class Scheduling:
     def profile(self, name: str) -> Profile:
         """Return the profile of a scheduler name."""
         return self._evaluators[name].profile
+
+    def checks(self, name: str) -> RowChecks:
+        """Return the checks of single nodes for a scheduler name, with nominated pods."""
+        return self._checks[name]
 
     def timings(self, name: str) -> Timings:
         """Return the durations of the decisions of a scheduler name."""
@@ -172,11 +181,13 @@ class Scheduling:
         now: float,
         opinion: Opinion | None = None,
         node: str = "",
+        together: frozenset[str] = frozenset(),
     ) -> Placed | Unplaced:
         """Choose a node for a pod and book it there.
 
         key: namespace/name. profile: the scheduler name. now: seconds since 1970. opinion: what
-        extenders say about its nodes. node: the only one that may be chosen; "" for any.
+        extenders say about its nodes. node: the only one that may be chosen; "" for any. together:
+        gangs whose nominated pods do not count, because `node` is part of a plan for all of them.
         """
         evaluator = self._evaluators[profile]
         name = key.partition("/")[2]
@@ -188,9 +199,11 @@ class Scheduling:
         timings = evaluator.timings
         # The nominated node mostly takes the pod: what is promised elsewhere is looked at only if
         # it does not.
-        for only in (None,) if nominated is None or node else (nominated, None):
+        planned = self.tables.nodes.row(node) if node else None
+        checks = self._checks[profile].apart_from(together) if together else self._checks[profile]
+        for only in (planned,) if nominated is None or node else (nominated, None):
             try:
-                promises = self._promises(key, uid, shape, profile, only)
+                promises = self._promises(key, uid, shape, checks, only)
                 evaluation = evaluator.evaluate(shape, promises)
             except Refusal as refusal:
                 return Unplaced(self._refused(refusal, shape, profile, now))
@@ -198,7 +211,7 @@ class Scheduling:
                 evaluation, rejected = with_opinion(evaluation, opinion)
             choice = evaluation
             if node or only is not None:
-                choice = evaluation.only(self.tables.nodes.row(node) if node else only)
+                choice = evaluation.only(only)
             evaluated = timings.clock()
             found = self._choose(evaluator.profile, shape, choice, nominated, refusing)
             if found is None:
@@ -416,7 +429,7 @@ class Scheduling:
         return replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
 
     def _promises(
-        self, key: str, uid: str, shape: PodShape, profile: str, only: int | None
+        self, key: str, uid: str, shape: PodShape, checks: RowChecks, only: int | None
     ) -> Promises | None:
         """Return what decides about the nodes for which other pods are nominated.
 
@@ -424,7 +437,6 @@ class Scheduling:
         if not len(self.nominator):
             return None
         pod = PendingPod(key, uid, shape.priority, shape, created=0.0)
-        checks = self._checks[profile]
         if only is None:
             return lambda feasible: checks.held_by_nominated(pod, feasible)
         return lambda feasible: checks.held_by_nominated(pod, feasible[feasible == only])

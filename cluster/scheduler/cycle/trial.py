@@ -81,15 +81,28 @@ class RowChecks:
     """Whether one node takes a pod, as the tables are at this moment, inside a trial or not."""
 
     def __init__(
-        self, profile: Profile, tables: Tables, nominator: Nominator[PodShape] | None = None
+        self,
+        profile: Profile,
+        tables: Tables,
+        nominator: Nominator[PodShape] | None = None,
+        apart_from: frozenset[str] = frozenset(),
     ) -> None:
-        """nominator: of the pods that count although they are not placed yet."""
+        """nominator: of the pods that count although they are not placed yet. apart_from: gangs
+        whose nominated pods do not count."""
         self.profile = profile
         self.tables = tables
         self._nominator = nominator
+        self._apart_from = apart_from
         self._promised: tuple[tuple[int, int], NDArray[np.intp], NDArray[np.int64]] | None = None
         """Rows with nominated pods and their highest priorities, as of which nominations and
         nodes. Kept, because each decision asks and few change anything about it."""
+
+    def apart_from(self, gangs: frozenset[str]) -> RowChecks:
+        """Return the same checks, for which nominated pods of these gangs do not count.
+
+        For members that are placed all at once: where the others were to go does not matter then.
+        """
+        return RowChecks(self.profile, self.tables, self._nominator, gangs)
 
     def masks(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
         """Return the mask of each filter that applies, in the filters' order, for one node."""
@@ -129,7 +142,11 @@ class RowChecks:
         at_least = self._nominator.at_least(self.tables.nodes.name(row), pod.priority)
         bookings = self.tables.bookings
         return tuple(
-            other for other in at_least if other.uid != pod.uid and other.uid not in bookings
+            other
+            for other in at_least
+            if other.uid != pod.uid
+            and other.uid not in bookings
+            and other.gang not in self._apart_from
         )
 
     def promised(self, pod: PendingPod[PodShape]) -> dict[int, tuple[PendingPod[PodShape], ...]]:
@@ -195,6 +212,15 @@ class RowChecks:
                     return allocator.name, given
                 allocation = given
         return allocation
+
+    def booking(self, pod: PendingPod[PodShape], row: int) -> Booking | None:
+        """Return the booking of a pod on a node, or None if the node does not take it: `fits`."""
+        if not self.fits(pod, row):
+            return None
+        allocation = self.allocation(pod.shape, row)
+        if not isinstance(allocation, Allocation):
+            return None
+        return Booking(pod.key, pod.uid, pod.shape, self.tables.nodes.name(row), allocation)
 
     def _takes(self, pod: PodShape, row: int) -> bool:
         return self.passes(pod, row) and isinstance(self.allocation(pod, row), Allocation)

@@ -90,6 +90,18 @@ class Bed:
             },
         )
 
+    def network(self, *layers: str) -> None:
+        """Show the layers of the network, the widest first; the label of each has its name."""
+        rules: list[dict[str, Any]] = []
+        above = "ClusterTopologyLayer"
+        for layer in layers:
+            rules.append({"topologyLayer": layer, "parentTopologyLayer": above})
+            rules[-1]["labelKey"] = [layer]
+            above = layer
+        rules.append({"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": above})
+        topology = {"metadata": {"name": "default"}, "spec": {"networkTopologySpec": rules}}
+        self.show(self.core.networks, "ADDED", topology)
+
     def budget(self, name: str, app: str, allowed: int) -> None:
         cache = next(c for c in self.core.caches if c.resource.kind == "PodDisruptionBudget")
         self.show(
@@ -113,14 +125,18 @@ class Bed:
         gang: int = 0,
         nominated: str = "",
         mode: str = "Strict",
+        gather: str = "",
+        of: str = "g",
         **spec: Any,
     ) -> None:
-        """Make a pod. gang: the minimum of a gang "g" that the pod is in, 0 for none. mode: of that
-        gang."""
+        """Make a pod. gang: the minimum of the gang `of` that the pod is in, 0 for none. mode,
+        gather: of that gang, the latter as JSON."""
         prefix = "gang.scheduling.koordinator.sh"
-        annotations = {f"{prefix}/name": "g", f"{prefix}/min-available": str(gang)} if gang else {}
+        annotations = {f"{prefix}/name": of, f"{prefix}/min-available": str(gang)} if gang else {}
         if mode != "Strict":
             annotations[f"{prefix}/mode"] = mode
+        if gather:
+            annotations[f"{prefix}/network-topology-spec"] = gather
         self.pods[name] = {
             "metadata": {
                 "name": name,

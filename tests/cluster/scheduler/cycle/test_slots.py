@@ -33,7 +33,13 @@ class _Cluster:
         self.tables = Tables()
         plugins = make_plugins(_CONFIGURATION, self.tables)
         self.scheduling = Scheduling(self.tables, plugins.profiles, seed=1)
-        self.plans = GangPlans(self.tables, self.scheduling.profile, self.scheduling.evaluate, None)
+        self.plans = GangPlans(
+            self.tables,
+            self.scheduling.checks,
+            self.scheduling.evaluate,
+            None,
+            node_of=self.scheduling.nominator.node_of,
+        )
         for number, node in enumerate(nodes):
             self.tables.upsert_node(make_node(f"n{number}", **node))
         self.shapes = Shapes()

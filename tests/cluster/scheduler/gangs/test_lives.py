@@ -73,7 +73,7 @@ class GangLives(Lives):
         self.process.evictor = self.evictor  # type: ignore[assignment]
 
     def _labels(self, number: int) -> dict[str, str]:
-        return {} if number % 3 else {"pod-group.scheduling.sigs.k8s.io": "pg"}
+        return {} if number % 3 and number < 12 else {"pod-group.scheduling.sigs.k8s.io": "pg"}
 
     def _held_back(self, pod: dict[str, Any]) -> bool:
         return bool(pod["metadata"]["labels"]) or len(self.process.scheduling.nominator) > 0

@@ -51,7 +51,11 @@ class _Bed:
             self.network.set((Layer("RackLayer", ("rack",)),))
         self.scheduling = Scheduling(self.tables, plugins.profiles, seed=1)
         self.plans = GangPlans(
-            self.tables, self.scheduling.profile, self.scheduling.evaluate, self.network
+            self.tables,
+            self.scheduling.checks,
+            self.scheduling.evaluate,
+            self.network,
+            node_of=self.scheduling.nominator.node_of,
         )
         for name in ("a0", "a1", "b0", "b1", "b2"):
             cpu = "8" if name[0] == "a" else "4"

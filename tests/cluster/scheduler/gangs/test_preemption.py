@@ -339,3 +339,43 @@ def test_nodes_without_pods_in_rows_beyond_those_with_pods_keep_no_search_from_i
     bed.run()
     assert len(bed.victims) == 3
     assert bed.nominated["single"]
+
+
+def test_a_member_that_found_no_node_holds_off_none_like_it_once_others_have_nodes() -> None:
+    # Workers have to be with the leader. The first by name comes before it, the other one after it.
+    bed = _bed(nodes=2)
+    term = {"topologyKey": "kubernetes.io/hostname"}
+    near = {
+        "podAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                term | {"labelSelector": {"matchLabels": {"app": "leader"}}}
+            ]
+        }
+    }
+    bed.pod("a-worker", 2, 10, gang=2, mode="NonStrict", affinity=near)
+    bed.pod("b-leader", 2, 10, gang=2, mode="NonStrict", app="leader")
+    bed.pod("c-worker", 2, 10, gang=2, mode="NonStrict", affinity=near)
+    bed.run()
+    assert len(bed.evicted()) == 2
+    assert bed.nominated["b-leader"] == bed.nominated["c-worker"] != ""
+    for victim in bed.evicted():
+        bed.gone(victim)
+    bed.run(30.0)
+    assert bed.node_of("b-leader") == bed.node_of("c-worker") != ""
+
+
+def test_nodes_that_are_promised_to_others_keep_no_gang_from_the_next_ones() -> None:
+    # More nodes than are tried for one member are promised to a gang whose victims still end. They
+    # cost the least, if only what is on them counts.
+    bed = Bed(_CONFIGURATION)
+    for number in range(24):
+        bed.node(f"n{number}", 4)
+        bed.pod(f"low-{number}", 4, 1 if number < 20 else 2, node=f"n{number}")
+    _gang(bed, 20, 4)
+    bed.run()
+    assert len(bed.victims) == 20
+    for name in ("h0", "h1"):
+        bed.pod(name, 4, 10, gang=2, of="h")
+    bed.run()
+    assert {bed.nominated["h0"], bed.nominated["h1"]} <= {"n20", "n21", "n22", "n23"}
+    assert len(bed.victims) == 22

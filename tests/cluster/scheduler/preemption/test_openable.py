@@ -15,7 +15,8 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.preemption import default_victims
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.trial import RowChecks
-from cluster.scheduler.cycle.victims import by_amounts, by_amounts_on, by_trial, openable
+from cluster.scheduler.cycle.victim_columns import by_amounts, openable
+from cluster.scheduler.cycle.victims import by_amounts_on, by_trial
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.profiles import make_plugins

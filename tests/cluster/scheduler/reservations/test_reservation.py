@@ -268,7 +268,13 @@ def _short(cluster: _Cluster, app: str, *names: str) -> Diagnosis | None:
         PendingPod(f"default/{name}", f"uid-{name}", 0, shape, 0.0, "default/g") for name in names
     )
     scheduling = cluster.scheduling
-    plans = GangPlans(cluster.tables, scheduling.profile, scheduling.evaluate, None)
+    plans = GangPlans(
+        cluster.tables,
+        scheduling.checks,
+        scheduling.evaluate,
+        None,
+        node_of=scheduling.nominator.node_of,
+    )
     found = plans.node_for(pods[0], [Wanted("default/g", len(pods), pods)])
     return found if isinstance(found, Diagnosis) else None
 
