@@ -4,7 +4,8 @@ Filter: usage = reported usage + estimates of the pods that the report lacks + t
 pod. A node is held back if round(100 * usage / allocatable) is above the threshold of a resource.
 Pods of class koord-prod are compared with the usage of such pods alone where thresholds for them
 exist. Pods of DaemonSets pass always. Score: for each weighted resource (cap - used) * 100 // cap,
-0 where used > cap; the weighted mean, with the smallest of them as one more part of its own weight.
+0 where used > cap; the weighted mean, with the smallest of them as one more part of its own weight,
+which is the smallest of all followed resources that the node has, also of those without a weight.
 A pod that may use a Reservation of a node is part of what the Reservation counts with there.
 
 Example: allocatable 32,000 m, usage 18,000, estimates 1,000, pod 3,400: 22,400 is 70 %, above 65.
@@ -146,8 +147,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         total = (parts * (has * weights)).sum(axis=1)
         whole = int(weights.sum())
         if self.dominant_weight:
-            counted = has & (weights > 0)
-            total += self.dominant_weight * np.where(counted, parts, MAX_SCORE).min(axis=1)
+            total += self.dominant_weight * np.where(has, parts, MAX_SCORE).min(axis=1)
             whole += self.dominant_weight
         scores: Scores = total // max(whole, 1)
         return scores
@@ -177,7 +177,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
                     amount += column.item(row, number)
                 part = 0 if amount > cap else (cap - amount) * MAX_SCORE // cap
                 total += part * weight
-                least = min(least, part) if weight > 0 else least
+                least = min(least, part)
         total += self.dominant_weight * least if self.dominant_weight else 0
         return total // max(whole, 1)
 

@@ -309,3 +309,10 @@ def test_both_bad_annotations_of_a_node_are_named_until_they_are_right_or_the_no
     node.tables.upsert_node(make_node("n", annotations=bad))
     node.tables.delete_node("n")
     assert node.load.problems(node.row) == ()
+
+
+def test_the_fullest_resource_alone_may_decide_the_score() -> None:
+    node = LoadNode(LoadSettings(weights={}))
+    node.plugin = replace(node.plugin, dominant_weight=1)
+    node.load.set_report(node.row, make_metric("8", str(96 * 1024**3 - 1)))
+    assert node.score(requests={"memory": "1"}, limits={"memory": "1"}) == 25
