@@ -251,6 +251,7 @@ def _profile(shared: SharedTables, of: ProfileConfiguration) -> Profile:
             set_scores.append((InterPodAffinityScore(each), weight))
         elif isinstance(each, Reservation):
             set_scores.append((each, weight))
+            scores.append((pre_allocating(of), weight))
         elif name == COSCHEDULING:
             if of.arguments.coscheduling.aware_network_topology:
                 set_scores.append((NetworkTopologyScore(shared.network), weight))

@@ -6,7 +6,8 @@ When the pods end, the Reservation keeps what they had. docs/scheduler.md, "Rese
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,12 +20,15 @@ from apis.keys import (
     LABEL_IS_PRE_ALLOCATABLE,
 )
 from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
     AppliesByShape,
     Given,
     Mask,
     Reason,
     Recorded,
     Refusal,
+    Scores,
+    to_largest,
 )
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -56,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class PreAllocating(AppliesByShape):
-    """Admission, Filter and Allocator for such reserve pods alone."""
+    """Admission, Filter, Score and Allocator for such reserve pods alone."""
 
     settings: Settings = Settings()
     name: str = "Reservation"
@@ -111,6 +115,28 @@ class PreAllocating(AppliesByShape):
             np.array(amounts, dtype=np.int64),
             np.array([len(chosen) for _, chosen in found], dtype=np.int64),
         )
+
+    # --- score -----------------------------------------------------------------------------------
+
+    def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
+        """Return how much of the Reservation the pods that are taken over fill, 1..100 by node.
+
+        A node where none is taken over has 0, or twice the most where free room is preferred.
+        """
+        demand = pod.derived(demand_of)
+        result = np.zeros(len(tables.nodes), dtype=np.int64)
+        if demand is not None:
+            search = _Search(self.settings, demand, pod, tables)
+            if self.settings.prefer_free and not demand.required:
+                result[:] = 2 * MAX_SCORE
+            for row in search.rows(rows):
+                if chosen := search.chosen(row):
+                    result[row] = max(1, _filled(search.wanted, chosen))
+        scores: Scores = result[rows]
+        return scores
+
+    def normalize(self, raw: Scores) -> Scores:
+        return to_largest(raw)
 
     # --- allocation ------------------------------------------------------------------------------
 
@@ -243,12 +269,20 @@ class _Search:
             digits = text.removeprefix("-")
             sound = digits.isascii() and digits.isdigit() and len(digits) <= 10
             return -int(text) if sound else 0, booking.uid
-        parts = [
-            100 * shape.requests.get(name, 0) // amount
-            for name, amount in self.wanted.items()
-            if amount
-        ]
-        return -(sum(parts) // len(parts)) if parts else 0, booking.uid
+        return -_filled(self.wanted, (booking,)), booking.uid
+
+
+def _filled(wanted: Amounts, pods: Iterable[Booking]) -> int:
+    """Return the mean part in percent of what is wanted that pods request, 0..100."""
+    used: Counter[str] = Counter()
+    for each in pods:
+        used.update(each.shape.requests)
+    parts = [
+        min(MAX_SCORE, MAX_SCORE * used.get(name, 0) // amount)
+        for name, amount in wanted.items()
+        if amount
+    ]
+    return sum(parts) // len(parts) if parts else 0
 
 
 def _inside(requests: Amounts, kept: Amounts) -> bool:

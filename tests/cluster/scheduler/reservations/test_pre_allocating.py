@@ -10,9 +10,11 @@ import pytest
 from apis.keys import ANNOTATION_RESERVE_POD
 from apis.meta import LabelSelector
 from apis.scheduling import ReservationOwner
+from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.plugins.contract import Given
 from cluster.scheduler.plugins.reservations import pre_allocation
-from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating
+from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating, Settings
+from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.reservations.pre_allocation import (
     ANNOTATION,
@@ -21,6 +23,7 @@ from cluster.scheduler.tables.reservations.pre_allocation import (
 )
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.configuration.files import chart_file, load
 from tests.cluster.scheduler.making import make_node, make_pod
 
 _NODES = 20
@@ -78,3 +81,59 @@ def test_nodes_without_a_pod_of_use_need_not_be_looked_at(
     rows = set(answers[0][0][0])
     assert 0 < len(rows) < _NODES
     assert {row for row, held in enumerate(answers[0][2]) if not held} == rows
+
+
+def _scores(settings: Settings, used: dict[str, list[str]]) -> dict[str, int]:
+    """Return the score of each node. used: pods by node, by the cpu of their requests; each node
+    has 8 CPUs, and the Reservation wants 4."""
+    shapes, tables = Shapes(), Tables()
+    for name, pods in used.items():
+        tables.upsert_node(make_node(name, allocatable={"cpu": "8", "pods": "110"}))
+        for at, cpu in enumerate(pods):
+            uid = f"{name}-{at}"
+            pod = make_pod(uid, requests={"cpu": cpu}, labels={"app": "a"})
+            tables.place(Booking(uid, uid, shapes.of(pod), name))
+    plugin = PreAllocating(settings)
+    shape = _reserve_pod(shapes, multiple=True, required=False)
+    assert plugin.applies(shape, tables)
+    some = np.arange(len(used), dtype=np.intp)[::-1]
+    raw = plugin.score(shape, tables, some)
+    found = {tables.nodes.name(row): score for row, score in zip(some, raw.tolist(), strict=True)}
+    assert found == {
+        tables.nodes.name(row): score
+        for row, score in enumerate(plugin.score(shape, tables, slice(0, len(used))).tolist())
+    }
+    assert plugin.normalize(raw).max() == 100
+    return found
+
+
+def test_the_node_whose_pods_fill_most_of_the_reservation_comes_first() -> None:
+    used = {"half": ["2"], "whole": ["4"], "both": ["3", "1"], "none": [], "scarce": ["1", "6"]}
+    assert _scores(Settings(), used) == {
+        "half": 50, "whole": 100, "both": 75, "none": 0, "scarce": 0,
+    }  # fmt: skip
+
+
+def test_free_room_comes_before_pods_where_it_is_preferred() -> None:
+    used = {"half": ["2"], "taken": ["4", "4"]}
+    assert _scores(Settings(prefer_free=True), used) == {"half": 200, "taken": 100}
+
+
+def test_nodes_are_ranked_by_the_pods_in_a_whole_decision() -> None:
+    tables = Tables()
+    plugins = make_plugins(load(chart_file()), tables)
+    shapes = Shapes()
+    for name, cpu in (("a", "1"), ("b", "4"), ("c", "2")):
+        tables.upsert_node(make_node(name, allocatable={"cpu": "8", "pods": "110"}))
+        pod = make_pod(f"{name}-0", requests={"cpu": cpu}, labels={"app": "a"})
+        tables.place(Booking(f"{name}-0", f"{name}-0", shapes.of(pod), name))
+    result = Scheduling(tables, plugins.profiles, seed=1).schedule(
+        key="r",
+        uid="r",
+        shape=_reserve_pod(shapes, multiple=False, required=False),
+        profile=next(iter(plugins.profiles)),
+        now=0.0,
+    )
+    assert isinstance(result, Placed)
+    assert result.booking.node == "b"
+    assert result.booking.allocation.takes == ("b-0",)
