@@ -200,8 +200,8 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
             some = np.maximum(cap, 1)
-            percent = np.where((cap == 0) | (req > cap), 100, req * 100 // some)
-            part = by_percent[percent]
+            percent = np.where(req > cap, 100, req * 100 // some)
+            part = np.where(cap > 0, by_percent[percent], 0)
             total += weight * part
             weights += np.where(part > 0, weight, 0)
         some_weight = np.maximum(weights, 1)

@@ -9,21 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduler.plugins.contract import Filter
+from cluster.scheduler.plugins.contract import Filter, RowScore, Score
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable, TaintToleration
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
+from cluster.scheduler.plugins.resources.fit_plus import (
+    NodeResourcesFitPlus,
+    ScarceResourceAvoidance,
+    Strategy,
+)
 from cluster.scheduler.plugins.resources.resource_scores import (
     BalancedAllocation,
     LeastAllocated,
     MostAllocated,
+    RequestedToCapacityRatio,
 )
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler import oracle
+from tests.cluster.scheduler import resource_oracle as amounts
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.oracle import OracleNode
 
@@ -245,6 +252,72 @@ def test_scores_equal_the_oracle(
     if ImageLocality().applies(shape, tables):
         scores = ImageLocality().score(shape, tables, rows).tolist()
         assert scores == [oracle.image_locality(pod, on, objects) for on in objects]
+
+
+_RESOURCES = st.sampled_from(["cpu", "memory", "example.com/gpu", "ephemeral-storage"])
+_WEIGHTS = st.dictionaries(_RESOURCES, st.integers(1, 5), min_size=1)
+_POINTS = st.dictionaries(st.integers(0, 100), st.integers(0, 10), min_size=1, max_size=4).map(
+    lambda points: tuple(sorted(points.items()))
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(_NODE, min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(0, 4), _POD), max_size=6),
+    _POD,
+    _WEIGHTS,
+    _POINTS,
+    st.dictionaries(_RESOURCES, st.booleans(), min_size=1),
+)
+def test_configured_scores_equal_the_oracle(
+    nodes: list[dict[str, Any]],
+    running: list[tuple[int, dict[str, Any]]],
+    spec: dict[str, Any],
+    by_name: dict[str, int],
+    points: tuple[tuple[int, int], ...],
+    fuller: dict[str, bool],
+) -> None:
+    tables, shapes, objects = _cluster(nodes, running)
+    pod = make_pod("p", **spec)
+    shape = shapes.of(pod)
+    rows = slice(0, len(tables.nodes))
+    weights = tuple(by_name.items())
+    strategies = {name: (most, by_name.get(name, 1)) for name, most in fuller.items()}
+    plugins: list[tuple[Score, list[int]]] = [
+        (LeastAllocated(weights), [amounts.fit(pod, on, by_name, amounts.least) for on in objects]),
+        (MostAllocated(weights), [amounts.fit(pod, on, by_name, amounts.most) for on in objects]),
+        (
+            RequestedToCapacityRatio(points, weights),
+            [amounts.fit(pod, on, by_name, amounts.ratio(points), by_ratio=True) for on in objects],
+        ),
+        (
+            NodeResourcesFitPlus(tuple((name, Strategy(*s)) for name, s in strategies.items())),
+            [amounts.fit_plus(pod, on, strategies) for on in objects],
+        ),
+        (
+            ScarceResourceAvoidance(frozenset(fuller)),
+            [amounts.scarce(pod, on, fuller) for on in objects],
+        ),
+        (
+            BalancedAllocation(tuple(by_name)),
+            [amounts.balanced(pod, on, by_name) for on in objects],
+        ),
+        (
+            TaintToleration(),
+            amounts.fewest_first([amounts.taints_left(pod, on) for on in objects]),
+        ),
+        (NodeAffinity(), amounts.largest_first([oracle.preferred(pod, on) for on in objects])),
+    ]
+    for plugin, expected in plugins:
+        if not plugin.applies(shape, tables):
+            assert len(set(expected)) == 1, plugin.name
+            continue
+        raw = plugin.score(shape, tables, rows)
+        assert plugin.normalize(raw).tolist() == expected, plugin.name
+        if isinstance(plugin, RowScore):
+            for row in range(len(objects)):
+                assert plugin.score_row(shape, tables, row) == raw[row], plugin.name
 
 
 def test_the_worked_example_of_resource_scores() -> None:

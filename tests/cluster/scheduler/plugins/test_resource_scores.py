@@ -75,3 +75,9 @@ def test_resources_whose_ratio_scores_nothing_are_left_out_of_the_mean() -> None
     tables, pod = _with({"cpu": "10", "memory": "10Gi"}, {}, {"cpu": "5", "memory": "0"})
     plugin = RequestedToCapacityRatio(((0, 0), (100, 10)))
     assert plugin.score(pod, tables, slice(0, 1)).tolist() == [50]
+
+
+def test_a_resource_that_a_node_lacks_is_left_out_of_the_mean() -> None:
+    tables, pod = _with({"cpu": "10", "memory": "0"}, {}, {"cpu": "5"})
+    plugin = RequestedToCapacityRatio(((0, 0), (100, 10)))
+    assert plugin.score(pod, tables, slice(0, 1)).tolist() == [50]
