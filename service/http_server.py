@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -81,12 +81,18 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A whole response. headers: further ones, names and values in ASCII."""
+    """A whole response. headers: further ones, names and values in ASCII.
+
+    pieces: the body in place of `body`, where it is too large to be made at once. A piece is asked
+    for when the peer has taken most of those before. A fault in it cuts the connection, so that the
+    peer does not take a part for the whole.
+    """
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
+    pieces: AsyncIterator[bytes] | None = None
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -280,6 +286,9 @@ class _Connection(asyncio.Protocol):
         """Whether the last request was answered and no byte of another one has come."""
         self._full = False
         """Whether the peer does not take what was written for it."""
+        self._takes = asyncio.Event()
+        """Set while it does."""
+        self._takes.set()
         self._refused = False
         self.has_asked = False
         """Whether one request was whole."""
@@ -303,9 +312,11 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._full = True
+        self._takes.clear()
 
     def resume_writing(self) -> None:
         self._full = False
+        self._takes.set()
         if self.answer is None:
             self._go_on()
 
@@ -394,11 +405,15 @@ class _Connection(asyncio.Protocol):
             except Exception:  # noqa: BLE001 - one request is isolated, and its fault logged
                 _LOG.exception("request failed", extra={"path": request.path})
                 response = text(500, "the request failed; the log says why")
-        self.answer = None
         self._drop_body()
+        whole = response.pieces is None or request.method == "HEAD"
+        if not whole:
+            await self._stream(response, request.path)
+        self.answer = None
         if self._transport is None or self._transport.is_closing():
             return
-        self._respond(response, body=request.method != "HEAD")
+        if whole:
+            self._respond(response, body=request.method != "HEAD")
         if self._wire.our_state is h11.MUST_CLOSE or self._wire.their_state is h11.MUST_CLOSE:
             self._transport.close()
             self._cut_off_after(self._patience.idle)
@@ -409,19 +424,42 @@ class _Connection(asyncio.Protocol):
         if not self._full:
             self._go_on()
 
+    async def _stream(self, response: Response, path: str) -> None:
+        """Send a response in pieces, as fast as the peer takes them."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        assert response.pieces is not None
+        self._send_head(response)
+        try:
+            async for piece in response.pieces:
+                self._send(h11.Data(data=piece))
+                if self._full:
+                    self._cut_off_after(self._patience.idle)
+                    await self._takes.wait()
+                    self._cut_off_after(None)
+        except Exception:  # noqa: BLE001 - one request is isolated, and its fault logged
+            _LOG.exception("an answer was cut off", extra={"path": path})
+            self.abort()
+            return
+        self._send(h11.EndOfMessage())
+
     def _respond(self, response: Response, *, body: bool = True) -> None:
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-            ("Cache-Control", "no-store"),
-            *response.headers,
-        ]
-        if self._server.draining or self._refused:
-            headers.append(("Connection", "close"))
-        self._send(h11.Response(status_code=response.status, headers=headers))
+        self._send_head(response)
         if body:
             self._send(h11.Data(data=response.body))
         self._send(h11.EndOfMessage())
+
+    def _send_head(self, response: Response) -> None:
+        headers = [
+            ("Content-Type", response.content_type),
+            ("Cache-Control", "no-store"),
+            *response.headers,
+        ]
+        if response.pieces is None:
+            headers.append(("Content-Length", str(len(response.body))))
+        if self._server.draining or self._refused:
+            headers.append(("Connection", "close"))
+        self._send(h11.Response(status_code=response.status, headers=headers))
 
     def _refuse(self, status: int, problem: str) -> None:
         """Say why, if that is still possible, and end the connection."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -19,7 +20,30 @@ async def broken(request: Request) -> Response:
     raise RuntimeError("secret detail")
 
 
-ROUTES = {("POST", "/echo"): echo, ("GET", "/echo"): echo, ("GET", "/broken"): broken}
+PIECE = b"x" * 50_000
+MANY = 400
+made: list[int] = []
+"""The pieces of the last answer of /pieces."""
+
+
+async def pieces(request: Request) -> Response:
+    """Answer with `MANY` pieces, or fail in the middle where the request asks for that."""
+
+    async def produce() -> AsyncIterator[bytes]:
+        made.clear()
+        for number in range(MANY):
+            if number == 2 and request.query.get("fails"):
+                raise RuntimeError("secret detail")
+            made.append(number)
+            yield PIECE
+
+    return Response(200, b"", pieces=produce())
+
+
+ROUTES = {
+    ("POST", "/echo"): echo, ("GET", "/echo"): echo, ("GET", "/broken"): broken,
+    ("GET", "/pieces"): pieces,
+}  # fmt: skip
 
 
 def serve(test: Callable[[int, Server], Awaitable[None]]) -> None:
@@ -152,3 +176,61 @@ def test_a_socket_that_listens_already_is_served() -> None:
 
 def test_a_text_ends_with_a_line_end() -> None:
     assert text(200, "ok").body == b"ok\n"
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_an_answer_in_pieces_arrives_whole(version: str) -> None:
+    async def test(port: int, _: Server) -> None:
+        asked = f"GET /pieces HTTP/{version}\r\nHost: x\r\n\r\n".encode()
+        another = b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        answer = await talk(port, asked + (another if version == "1.1" else b""))
+        assert answer.count(PIECE) == MANY
+        assert b"Content-Length: " not in answer.partition(PIECE)[0]
+        # The next request of the connection is answered after it.
+        assert answer.rpartition(PIECE)[2].count(b"HTTP/1.1 200") == (version == "1.1")
+
+    serve(test)
+
+
+def test_pieces_are_made_as_the_peer_takes_them() -> None:
+    async def test(port: int, _: Server) -> None:
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 10_000)
+        peer.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=peer, limit=1000)
+        writer.write(b"GET /pieces HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await reader.readline()
+        before = -1
+        while before != len(made):
+            before = len(made)
+            await asyncio.sleep(0.2)
+        # 20 MB would be the whole: the rest is not made yet.
+        assert 0 < len(made) < MANY
+        answer = await reader.read()
+        assert answer.count(b"x") >= MANY * len(PIECE)
+        writer.close()
+
+    serve(test)
+
+
+def test_a_fault_in_a_piece_does_not_look_like_the_end() -> None:
+    async def test(port: int, _: Server) -> None:
+        answer = b""
+        with suppress(ConnectionResetError):
+            answer = await talk(port, b"GET /pieces?fails=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        # What ends a body in chunks.
+        assert not answer.endswith(b"0\r\n\r\n")
+        assert made == [0, 1]
+
+    serve(test)
+
+
+def test_the_head_of_an_answer_in_pieces_makes_none() -> None:
+    async def test(port: int, _: Server) -> None:
+        made.clear()
+        answer = await talk(port, b"HEAD /pieces HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert PIECE not in answer
+        assert made == []
+
+    serve(test)

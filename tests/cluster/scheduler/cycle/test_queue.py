@@ -18,7 +18,7 @@ from cluster.scheduler.cycle.events import (
     Registration,
     event_name,
 )
-from cluster.scheduler.cycle.in_flight import InFlight
+from cluster.scheduler.cycle.in_flight import MOST_EVENTS, InFlight
 from cluster.scheduler.cycle.queue import STATE_INTERVAL_S, SchedulingQueue
 from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
 from tests.cluster.scheduler.pending import FakeShape, Pod, pending
@@ -267,6 +267,28 @@ def test_a_hint_by_state_is_asked_at_once_where_pods_are_excepted() -> None:
     assert q.cluster_event(replace(FREED, undoes=q.order("a")), 20.0) == 1
     q.advance(20.0)
     assert q.place("a") is Place.UNSCHEDULABLE and q.place("b") is Place.ACTIVE
+
+
+def test_after_a_flood_of_changes_a_refused_pod_is_tried_again_without_questions() -> None:
+    asked: list[object] = []
+
+    def hint(*objects: object) -> bool:
+        asked.append(objects)
+        return False
+
+    q = queue(hint=hint)
+    for name, changes in (("a", MOST_EVENTS), ("b", MOST_EVENTS + 1)):
+        asked.clear()
+        q.add(pending(name), 0.0)
+        assert pop(q) == name
+        for _ in range(changes):
+            q.cluster_event(FREED, 0.0)
+        asked.clear()
+        q.refuse(name, {"Fit"}, 0.0)
+        helped = changes > MOST_EVENTS
+        assert len(asked) == (0 if helped else MOST_EVENTS)
+        assert q.place(name) is (Place.BACKOFF if helped else Place.UNSCHEDULABLE)
+        q.remove(name)
 
 
 def test_an_event_during_the_attempt_counts_when_the_pod_is_refused() -> None:
