@@ -40,7 +40,8 @@ p, td, th, figcaption { color: var(--ink); } .soft { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top;
   padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
-figure { margin: 1rem 0; overflow-x: auto; } svg { display: block; max-width: 100%; height: auto; }
+figure { margin: 1rem 0; overflow-x: auto; } .wide { overflow-x: auto; }
+svg { display: block; max-width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } .axis { stroke: var(--line); }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .3em 0 1em; }
 .cpu { display: inline-block; width: 2.2em; margin: 1px; text-align: center; border-radius: 3px;
@@ -235,7 +236,7 @@ def _cpus(topology: Mapping[str, Any] | None) -> str:
                 f' core {cpu["core"]}: {owner or "shared"}">{cpu["id"]}</span>'
             )
         rows.append(f"<tr><td>NUMA node {node['id']}</td><td>{''.join(cells)}</td></tr>")
-    return f"<h2>CPUs and who owns them</h2><table>{''.join(rows)}</table>"
+    return f"<h2>CPUs and who owns them</h2>{_scrolled(''.join(rows))}"
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -246,7 +247,12 @@ def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) 
     if not body:
         return ""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    return f"<h2>{html.escape(title)}</h2><table><tr>{head}</tr>{body}</table>"
+    return f"<h2>{html.escape(title)}</h2>{_scrolled(f'<tr>{head}</tr>{body}')}"
+
+
+def _scrolled(rows: str) -> str:
+    """Return a table that scrolls by itself where the window is narrower than its words."""
+    return f'<div class="wide"><table>{rows}</table></div>'
 
 
 def _strategies(strategies: Iterable[Mapping[str, Any]]) -> str:

@@ -1,9 +1,9 @@
 """What a test may ask of the machine, and what happens when it is not there.
 
 A test says what it needs with a marker (`root`, `cgroups`, `containerd`, `vm`, `apiserver`,
-`kubelet`) or, for a single fact, by calling `require`. What is missing becomes a skip that says so.
-With KOORD_REQUIRE=1 in the environment (CI) such a skip is a failure for everything that CI can
-provide: there, "not tried" must not look like "works".
+`kubelet`, `browser`) or, for a single fact, by calling `require`. What is missing becomes a skip
+that says so. With KOORD_REQUIRE=1 in the environment (CI) such a skip is a failure for everything
+that CI can provide: there, "not tried" must not look like "works".
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from types import MappingProxyType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.beds.browser import program as browser_program
 from tests.beds.errors import BedError
 from tests.beds.groups import layout
 from tests.beds.kubernetes import API_SERVER, ARCHIVES, KUBELET, programs
 
 # What CI sets up by itself; a test of another tier may be skipped there. The programs of a
 # Kubernetes come from a folder beside the checkout: their tiers are required where it exists.
-PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm"}) | (
+PROVIDED_BY_CI = frozenset({"root", "cgroups", "containerd", "vm", "browser"}) | (
     {"apiserver", "kubectl", "kubelet", "kube_scheduler"} if ARCHIVES.is_dir() else set()
 )
 
@@ -93,6 +94,12 @@ def missing_vm() -> str | None:
     return None
 
 
+def missing_browser() -> str | None:
+    if browser_program() is None:
+        return "needs Chromium: apt-get install chromium-headless-shell"
+    return None
+
+
 def missing_apiserver() -> str | None:
     try:
         programs(*API_SERVER)
@@ -125,6 +132,7 @@ PROBES: Mapping[str, Callable[[], str | None]] = MappingProxyType(
         "cgroups": missing_cgroups,
         "containerd": missing_containerd,
         "vm": missing_vm,
+        "browser": missing_browser,
         "apiserver": missing_apiserver,
         "kubelet": missing_kubelet,
         "kube_scheduler": missing_kube_scheduler,
