@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +181,16 @@ def test_a_broken_upgrade_leaves_the_process_serving_and_the_next_one_takes_over
         finally:
             os.kill(successor, signal.SIGTERM)
             wait_until(lambda: not Path(f"/proc/{successor}").exists(), "the successor's end")
+
+
+def test_hundreds_of_calls_may_wait_for_a_busy_proxy(tmp_path: Path) -> None:
+    """kubelet opens many connections at once after a restart; also systemd's socket stays open."""
+    with proxy(tmp_path / "no.sock") as running, ExitStack() as clients:
+        os.kill(running.pid, signal.SIGSTOP)
+        try:
+            for _ in range(300):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(running.socket))  # BlockingIOError without room to wait
+        finally:
+            os.kill(running.pid, signal.SIGCONT)

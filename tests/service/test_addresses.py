@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -94,3 +95,11 @@ def test_a_taken_port_is_an_error() -> None:
     with listen("", 0) as listener, pytest.raises(OSError) as refused:
         listen("", listener.getsockname()[1])
     assert refused.value.errno == errno.EADDRINUSE
+
+
+def test_hundreds_of_clients_may_wait_to_be_accepted() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        # Of a socket that listens, tcpi_sacked is how many may wait.
+        told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    (may_wait,) = struct.unpack_from("I", told, 28)
+    assert may_wait >= 300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_a_served_socket_is_not_taken(tmp_path: Path) -> None:
 def test_a_path_that_no_socket_can_have_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long for a socket's address"):
         unix.listen(str(tmp_path / ("x" * 108)))
+
+
+def test_hundreds_of_clients_may_wait_to_be_accepted(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with unix.listen(path), ExitStack() as clients:
+        for _ in range(300):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            client.connect(path)  # BlockingIOError where there is no room to wait

@@ -379,3 +379,38 @@ def test_a_value_stays_ours_however_often_a_newer_one_is_refused(
     bed.executor.look_again()
     bed.run()
     assert bed.text(pod.cgroup, name) == before
+
+
+@BOTH
+def test_an_outside_write_into_a_container_is_never_its_original(profile: Profile) -> None:
+    """The runtime may write there at any time; what kubelet requested is what is restored."""
+    bed, name = Bed(profile), "cpu.cfs_quota_us" if profile.cgroup == 1 else "cpu.max"
+    pod = bed.kubelet.add_pod(TWO_CORES)
+    container = pod.start(PodLimits(cpu_request_milli=1000, cpu_limit_milli=2000))
+    bed.want("container/c1", (container.cgroup, QUOTA, 150_000), requested={QUOTA: 200_000})
+    bed.run()
+    bed.set(container.cgroup, name, "170000", writer="agent")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "150000"
+    bed.want("container/c1")
+    bed.run()
+    assert bed.text(container.cgroup, name).split()[0] == "200000"
+    assert not len(bed.journal)
+
+
+@BOTH
+def test_a_group_that_ends_before_its_restore_leaves_neither_slot_nor_record(
+    profile: Profile,
+) -> None:
+    bed = Bed(profile)
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(3)]
+    for number, pod in enumerate(pods):
+        bed.want(f"pod/{number}", (pod.cgroup, QUOTA, 150_000))
+    bed.run()
+    for number, pod in enumerate(pods):
+        bed.want(f"pod/{number}")
+        pod.remove()
+    bed.run()
+    assert not bed.executor.restoring()
+    assert not bed.executor.directories()
+    assert not len(bed.journal)
