@@ -30,6 +30,7 @@ from apis.keys import (
 from apis.meta import ObjectReference, matches, selector_problem
 from apis.quantity import Notation, Quantity, ResourceList, add_resources
 from apis.quota import ElasticQuota, ElasticQuotaProfile, ElasticQuotaSpec
+from cluster.node_reservation import without_reserved
 from kube.cache import Cache, Change, Event
 from kube.client import ApiError, Client, encode_object
 from kube.events import EventRecorder
@@ -98,11 +99,17 @@ def scaled(resources: ResourceList, ratio: str | None) -> ResourceList:
     return result
 
 
+def _offered(node: Node) -> ResourceList:
+    """Return what pods can have of a node: the scheduler counts as much for its trees of quotas."""
+    meta = node.metadata
+    return without_reserved(node.status.allocatable, meta.annotations, obj=f"Node {meta.name}")
+
+
 def totals(nodes: Iterable[Node], ratio: str | None) -> tuple[ResourceList, ResourceList]:
-    """Return (allocatable of all nodes, of those that take no pods), times the ratio."""
+    """Return (what all nodes offer, what those offer that take no pods), times the ratio."""
     every = list(nodes)
-    total = add_resources(*(node.status.allocatable for node in every))
-    missing = add_resources(*(node.status.allocatable for node in every if not is_ready(node)))
+    total = add_resources(*(_offered(node) for node in every))
+    missing = add_resources(*(_offered(node) for node in every if not is_ready(node)))
     return scaled(total, ratio), scaled(missing, ratio)
 
 
@@ -185,7 +192,7 @@ class QuotaProfileController:
             or is_ready(old) != is_ready(new)
         ):
             pause = _SETTLE_SECONDS
-        elif old.status.allocatable != new.status.allocatable:
+        elif _offered(old) != _offered(new):
             pause = _AMOUNTS_SETTLE_SECONDS
         else:
             return

@@ -334,6 +334,16 @@ def test_which_changes_of_quotas_and_nodes_concern_a_profile() -> None:
         world.server.put(NODES, {**heartbeat, "metadata": {**heartbeat["metadata"], "a": "b"}})
         world.show()
         assert queue.remembered == times
+        heartbeat = world.server.get(NODES, "n1")
+        reserved = {"node.koordinator.sh/reservation": '{"resources":{"cpu":"1"}}'}
+        metadata = {**heartbeat["metadata"], "annotations": reserved}
+        world.server.put(NODES, {**heartbeat, "metadata": metadata})
+        world.show()
+        assert queue.remembered > times
+        await world.settle()
+        assert world.quota()["spec"]["min"]["cpu"] == "7"
+        queue.forget(KEY)
+        times = queue.remembered
         world.server.remove(NODES, "n1")
         world.show()
         assert queue.remembered > times

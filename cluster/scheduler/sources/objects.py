@@ -14,19 +14,15 @@ from typing import Any, Final
 import msgspec
 
 from apis.core import ContainerStatus, ResourceRequirements
-from apis.errors import InputError
 from apis.keys import (
-    ANNOTATION_NODE_RESERVATION,
     ANNOTATION_REPLACE_RESOURCES,
     ANNOTATION_RESERVE_POD,
-    BATCH_CPU,
-    BATCH_MEMORY,
     DEPRECATED_RESOURCES,
     LABEL_PREEMPTION_POLICY,
     LABEL_PRIORITY,
     LABEL_SCHEDULER_NAME,
 )
-from apis.quantity import ZERO, Quantity, ResourceList
+from apis.quantity import Quantity, ResourceList
 from apis.replace_resources import Replacements, parse_replacements, replaced
 from apis.scheduling_pod import (
     SchedulingContainer,
@@ -34,16 +30,13 @@ from apis.scheduling_pod import (
     SchedulingPod,
     SchedulingVolume,
 )
-from apis.topology import parse_node_reservation
+from cluster.node_reservation import without_reserved
 
 _LARGEST_ANNOTATION: Final = 64 * 1024
 """Characters. No plugin reads a larger annotation of a pod; it is dropped before it is kept."""
 
 _POLICIES: Final = ("Never", "PreemptLowerPriority")
 _WHOLE: Final = re.compile(r"-?[0-9]{1,10}")
-
-_NOT_RESERVED: Final = frozenset({BATCH_CPU, BATCH_MEMORY})
-"""The manager has taken the reservation out of these already."""
 
 
 def kept_pod(pod: SchedulingPod) -> SchedulingPod:
@@ -191,7 +184,11 @@ def kept_node(node: SchedulingNode) -> SchedulingNode:
         status=msgspec.structs.replace(
             status,
             capacity={},
-            allocatable=_without_reserved(node, renamed(status.allocatable)),
+            allocatable=without_reserved(
+                renamed(status.allocatable),
+                node.metadata.annotations,
+                obj=f"Node {node.metadata.name}",
+            ),
             conditions=(),
             addresses=(),
         ),
@@ -211,22 +208,3 @@ def renamed(resources: ResourceList) -> ResourceList:
         if present == name or present not in resources:
             result[present] = amount
     return result
-
-
-def _without_reserved(node: SchedulingNode, allocatable: ResourceList) -> ResourceList:
-    text = node.metadata.annotations.get(ANNOTATION_NODE_RESERVATION)
-    if not text:
-        return allocatable
-    try:
-        reservation = parse_node_reservation(text, obj=f"Node {node.metadata.name}")
-    except InputError:
-        return allocatable
-    if reservation.apply_policy not in ("", "Default"):
-        return allocatable
-    reserved: Mapping[str, Quantity] = reservation.amounts()
-    return {
-        name: amount
-        if name in _NOT_RESERVED or name not in reserved
-        else max(ZERO, amount - reserved[name])
-        for name, amount in allocatable.items()
-    }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from apis.core import Node
 from apis.decode import dec_hook, decode_object, to_plain
 from apis.keys import (
+    ANNOTATION_NODE_RESERVATION,
     ANNOTATION_RAW_ALLOCATABLE,
     ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
     BATCH_CPU,
@@ -27,6 +28,7 @@ from cluster.manager.node_offer import Wanted
 from cluster.manager.node_patches import zones_patch
 from cluster.manager.normalization import amplification_text
 from cluster.manager.quota_profile import tree_id, wanted_quota
+from cluster.scheduler.sources.objects import kept_node
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.tables import Tables
@@ -104,6 +106,7 @@ pool_nodes = st.lists(
     st.fixed_dictionaries(
         {
             "cpu": st.integers(1, 128),
+            "reserved": st.integers(0, 3),
             "ready": st.booleans(),
             "cordoned": st.booleans(),
             "inside": st.booleans(),
@@ -120,7 +123,15 @@ def test_the_quota_of_a_profile_is_the_root_of_a_tree_with_its_nodes(
 ) -> None:
     members = [
         {
-            "metadata": {"name": f"n{n}", "labels": {"pool": "a" if one["inside"] else "b"}},
+            "metadata": {
+                "name": f"n{n}",
+                "labels": {"pool": "a" if one["inside"] else "b"},
+                "annotations": {
+                    ANNOTATION_NODE_RESERVATION: json.dumps(
+                        {"resources": {"cpu": str(one["reserved"])}}
+                    )
+                },
+            },
             "spec": {"unschedulable": one["cordoned"]},
             "status": {
                 "allocatable": {"cpu": str(one["cpu"]), "memory": "8Gi"},
@@ -159,14 +170,16 @@ def test_the_quota_of_a_profile_is_the_root_of_a_tree_with_its_nodes(
     body = {"metadata": meta, "spec": to_plain(spec)}
     table = Bed(several_trees=True).table
     for row, member in enumerate(members):
-        table.set_node(row, decode_scheduling_node(msgspec.json.encode(member)))
+        table.set_node(row, kept_node(decode_scheduling_node(msgspec.json.encode(member))))
     if not members:
         table.forget_node(0)
     assert table.set_quota(decode_elastic_quota(msgspec.json.encode(body))) == ""
     assert not table.problems()
 
     def milli(*, inside: bool) -> int:
-        return sum(1000 * one["cpu"] for one in pool if one["inside"] == inside)
+        return sum(
+            max(0, 1000 * (one["cpu"] - one["reserved"])) for one in pool if one["inside"] == inside
+        )
 
     # Truncated to milli-cores once, for all nodes together.
     offered = milli(inside=True) * {None: 1000, "0.9": 900, "0.333": 333}[ratio] // 1000
