@@ -110,8 +110,12 @@ def _joint(
         near = _Near(only=_switches_with_all(devices, request, limits, rules))
     first = _of_type(devices, wanted, request, limits, rules, near=near)
     if isinstance(first, Failure):
-        alone = _of_type(devices, wanted, request, limits, rules)
-        return first if isinstance(alone, Failure) else failures.NOT_JOINT
+        # A type that the node cannot give alone says more than that it is not near the others.
+        for type_ in request.joint:
+            alone = _of_type(devices, request.types[type_], request, limits, rules)
+            if isinstance(alone, Failure):
+                return alone
+        return failures.NOT_JOINT
     chosen = {primary: first}
     switches = tuple(dict.fromkeys(one.switch for one in first.devices))
     known = frozenset(switch for switch in switches if switch is not None)
@@ -212,6 +216,7 @@ def _shortage(
 ) -> Failure:
     """Return why there are too few candidates."""
     states = devices.states.get(wanted.type, ())
+    least += devices.unattributed.get(wanted.type, 0)
     if wanted.functions is not None:
         with_functions_in_use = candidates(states, wanted, limits, rules.scoring, functions=False)
         if len(with_functions_in_use) >= least:

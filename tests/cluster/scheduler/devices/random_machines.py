@@ -25,6 +25,7 @@ AMOUNTS = st.sampled_from(
         {"nvidia.com/gpu": 4},
         {"gpu": 100, "rdma": 1},
         {"gpu": 200, "rdma": 100},
+        {"gpu": 100, "rdma": 200},
         {"rdma": 200},
         {"rdma": 1},
     ]
@@ -57,6 +58,7 @@ EXTRA = st.fixed_dictionaries(
             [
                 {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"},
                 {"deviceTypes": ["rdma", "gpu"]},
+                {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"},
             ]
         ),
         "partition": st.sampled_from([{}, {"allocatePolicy": "Restricted"}]),
@@ -79,7 +81,7 @@ def machines(draw: st.DrawFn) -> dict[str, Any]:
         if gpu:
             memory = draw(st.sampled_from(["80Gi", "16Gi"]))
             return a_gpu(minor, at=at, labels=labels, health=health, memory=memory)
-        functions = [f"{minor}.0"] if draw(st.booleans()) else []
+        functions = [f"{minor}.{number}" for number in range(draw(st.integers(0, 2)))]
         return a_nic(minor, at=at, labels=labels, health=health, functions=functions)
 
     gpus = draw(st.sets(st.integers(0, 9), max_size=8))
@@ -90,7 +92,13 @@ def machines(draw: st.DrawFn) -> dict[str, Any]:
             *(device(minor, False) for minor in range(nics)),
         ],
         "labels": draw(
-            st.sampled_from([{}, {LABEL_GPU_MODEL: "H20", LABEL_GPU_PARTITION_POLICY: "Honor"}])
+            st.sampled_from(
+                [
+                    {},
+                    {LABEL_GPU_MODEL: "H20"},
+                    {LABEL_GPU_MODEL: "H20", LABEL_GPU_PARTITION_POLICY: "Honor"},
+                ]
+            )
         ),
         "silent": draw(st.integers(0, 9)),
         "held": draw(st.lists(st.tuples(AMOUNTS, EXTRA), max_size=4)),

@@ -448,10 +448,29 @@ def test_gpus_follow_the_primary_too() -> None:
     assert (minors(found), minors(found, "rdma")) == ([2], [1])
 
 
-def test_a_primary_that_fails_alone_says_its_own_reason() -> None:
-    devices = node_devices([*TREE, *FOUR_NICS], held=whole_gpus(*range(8)))
-    found = allocate(devices, a_request({"gpu": 100, "rdma": 100}, joint=JOINT))
-    assert found == failures.INSUFFICIENT["gpu"]
+@pytest.mark.parametrize(
+    ("machine", "used", "partition", "expected"),
+    [
+        ([*TREE, *FOUR_NICS], range(8), None, failures.INSUFFICIENT["gpu"]),
+        (TREE, (), None, failures.NO_DEVICES["rdma"]),
+        # What demands partitions, and has no table of them, is missing whatever is near.
+        (TREE, (), {}, failures.NO_PARTITION_TABLE),
+    ],
+)
+def test_a_type_that_fails_alone_says_its_own_reason(
+    machine: Any, used: Any, partition: Any, expected: Failure
+) -> None:
+    devices = node_devices(machine, held=whole_gpus(*used))
+    request = a_request({"gpu": 100, "rdma": 100}, joint=JOINT, partition=partition)
+    assert allocate(devices, request) == expected
+
+
+def test_functions_are_not_what_is_short_where_an_unknown_pod_has_the_device() -> None:
+    devices = node_devices([a_nic(0)])
+    request = a_request({"rdma": 1}, hint={"rdma": {"vfSelector": {}}})
+    assert allocate(devices, request) == failures.NO_FUNCTIONS["rdma"]
+    shy = type(devices)(states=devices.states, unattributed={"rdma": 1})
+    assert allocate(shy, request) == failures.INSUFFICIENT["rdma"]
 
 
 # --- limits --------------------------------------------------------------------------------------
