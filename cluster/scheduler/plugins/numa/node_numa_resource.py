@@ -132,17 +132,21 @@ class NodeNUMAResource(ScoredAsIs):
             raise Refusal(NAME, NOT_INTEGER)
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
-        """Return whether the pod is scored, or asks something. Raises Refusal."""
+        """Return whether the pod is scored, or brings what is not its own. Raises Refusal."""
         self.check(pod, tables)
-        return bool(pod.requests) or self._asks(pod)
+        return any(pod.requests.values()) or ANNOTATION_RESOURCE_STATUS in pod.annotations
 
     def _asks(self, pod: PodShape) -> bool:
-        """Return whether a node could hold the pod back, or give it something."""
+        """Return whether a node could hold the pod back, or give it something.
+
+        A pod without requests needs nothing of CPUs and NUMA nodes, whatever the policies are.
+        """
+        if not any(pod.requests.values()):
+            return False
         policy, _ = own_policy(self.settings, pod)
-        specs = pod.derived(pod_specs)
         return bool(
             policy
-            or specs.numa.numa_topology_policy
+            or pod.derived(pod_specs).numa.numa_topology_policy
             or self.table.any_policy
             or ANNOTATION_RESOURCE_STATUS in pod.annotations
         )

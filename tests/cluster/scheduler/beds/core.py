@@ -169,7 +169,10 @@ class Bed:
         assert not self.core.schedule_for(10.0)
         while self.placements:
             placement = self.placements.pop(0)
-            self.pods[placement.name]["spec"]["nodeName"] = placement.node
+            pod = self.pods[placement.name]
+            pod["spec"]["nodeName"] = placement.node
+            pod["metadata"].setdefault("annotations", {}).update(placement.annotations)
+            pod["metadata"].setdefault("labels", {}).update(placement.labels)
             self.core.attempts.bound(placement, Bound())
             self.change(placement.name)
 

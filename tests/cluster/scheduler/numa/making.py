@@ -28,18 +28,18 @@ from tests.cluster.scheduler.exact.cpu_oracle import Machine
 from tests.cluster.scheduler.making import make_node, make_pod
 
 
-def make_topology(
+def topology_tree(
     name: str,
     *,
     cpus: Iterable[Cpu] = (),
     zones: Mapping[int, Mapping[str, str]] | None = None,
     annotations: Mapping[str, str] | None = None,
     policies: Iterable[str] = (),
-) -> NodeResourceTopology:
-    """Return an object with these CPUs and allocatable amounts by NUMA id."""
+) -> dict[str, Any]:
+    """Return the JSON of an object with these CPUs and allocatable amounts by NUMA id."""
     detail = [{"id": c.id, "core": c.core, "socket": c.socket, "node": c.numa} for c in cpus]
     found = {ANNOTATION_CPU_TOPOLOGY: json.dumps({"detail": detail})} if detail else {}
-    plain: dict[str, Any] = {
+    return {
         "metadata": {"name": name, "annotations": found | dict(annotations or {})},
         "topologyPolicies": list(policies),
         "zones": [
@@ -54,7 +54,12 @@ def make_topology(
             for number, amounts in (zones or {}).items()
         ],
     }
-    return decode_object(plain, NodeResourceTopology, obj=f"NodeResourceTopology {name}")
+
+
+def make_topology(name: str, **given: Any) -> NodeResourceTopology:
+    """Return the object that `topology_tree` describes."""
+    tree = topology_tree(name, **given)
+    return decode_object(tree, NodeResourceTopology, obj=f"NodeResourceTopology {name}")
 
 
 class NumaCluster:

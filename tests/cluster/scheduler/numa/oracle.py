@@ -118,7 +118,9 @@ class Verdict:
 
 
 def decide(node: Node, wish: Wish, rules: Rules) -> Verdict:
-    """Return the verdict of one node on a pod."""
+    """Return the verdict of one node on a pod. One that requests nothing is not looked at."""
+    if not any(wish.amounts.values()):
+        return Verdict(set())
     return _Case(node, wish, rules).verdict()
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
 from apis.keys import (
     ANNOTATION_NODE_RESERVATION,
+    ANNOTATION_NUMA_TOPOLOGY_SPEC,
     ANNOTATION_RESOURCE_AMPLIFICATION_RATIO,
+    ANNOTATION_RESOURCE_SPEC,
     LABEL_CPU_BIND_POLICY,
     LABEL_NUMA_ALLOCATE_STRATEGY,
     LABEL_NUMA_TOPOLOGY_POLICY,
@@ -192,15 +193,26 @@ def add(cluster: NumaCluster, node: Node, name: str) -> None:
 
 
 def shape_of(cluster: NumaCluster, wish: Wish) -> PodShape:
-    spec: dict[str, str] = dict(BINDINGS[wish.binding] or {})
-    numa: dict[str, Any] = {}
+    spec, numa = _specs(wish)
+    return cluster.shape(_texts(wish.amounts), qos=wish.qos, spec=spec or None, numa=numa or None)
+
+
+def annotations_of(wish: Wish) -> dict[str, str]:
+    """Return the annotations by which a pod states its wish."""
+    spec, numa = _specs(wish)
+    return {
+        ANNOTATION_RESOURCE_SPEC: json.dumps(spec),
+        ANNOTATION_NUMA_TOPOLOGY_SPEC: json.dumps(numa),
+    }
+
+
+def _specs(wish: Wish) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the members of resource-spec and numa-topology-spec."""
+    spec = dict(BINDINGS[wish.binding] or {})
     if wish.cpu_exclusive:
         spec["preferredCPUExclusivePolicy"] = wish.cpu_exclusive
-    if wish.policy:
-        numa["numaTopologyPolicy"] = wish.policy
-    if wish.exclusive:
-        numa["singleNUMANodeExclusive"] = wish.exclusive
-    return cluster.shape(_texts(wish.amounts), qos=wish.qos, spec=spec or None, numa=numa or None)
+    numa = {"numaTopologyPolicy": wish.policy, "singleNUMANodeExclusive": wish.exclusive}
+    return spec, {member: value for member, value in numa.items() if value}
 
 
 def _texts(amounts: dict[str, int]) -> dict[str, str]:

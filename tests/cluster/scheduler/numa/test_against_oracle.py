@@ -51,6 +51,12 @@ def _node(*pods: Placed, policy: str = "", ratio: int = 100) -> Node:
     Rules(scoring=Strategy(most=True)),
 )
 @example(
+    # A pod without requests is not held back by a node without NUMA resources.
+    [Node(_MACHINE, (0, 1), {}, policy="Restricted", allocatable=_ROOM)],
+    Wish({}, qos="LS"),
+    Rules(),
+)
+@example(
     # There is room, but pods of one NUMA node and wider ones would meet.
     [_node(Placed(numa={0: {"memory": 1}}), policy="Restricted")],
     Wish({"memory": 6}, qos="LS", exclusive="Required"),
@@ -64,6 +70,7 @@ def test_reasons_scores_and_allocations_equal_the_oracle(
     cluster = build(*machines, rules=arguments)
     shape = shape_of(cluster, wish)
     reasons = cluster.reasons(shape)
+    assert cluster.plugin.applies(shape, cluster.tables) is bool(wish.amounts)
     scores = cluster.scores(shape)
     for number, machine in enumerate(machines):
         name = f"n{number}"
@@ -81,5 +88,6 @@ def test_reasons_scores_and_allocations_equal_the_oracle(
         assert isinstance(given_part, Allocation), given_part
         assert dict(given_part.numa) == expected.numa
         assert set(given_part.cpus) == expected.cpus
-        assert scores[name] == expected.score
-        assert cluster.plugin.score_row(shape, cluster.tables, number) == expected.score
+        if wish.amounts:
+            assert scores[name] == expected.score
+            assert cluster.plugin.score_row(shape, cluster.tables, number) == expected.score
