@@ -27,9 +27,10 @@ from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.events import NAMESPACE, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Permit, gang_gate
-from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S, SchedulingQueue
+from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.waiting import Backoff, Gate, scheduling_gates
+from cluster.scheduler.cycle.waking import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.plugins.between_pods.hints import AffinityHint, ChangedPod, SpreadHint
 from cluster.scheduler.plugins.between_pods.topology_spread import PodTopologySpread

@@ -44,9 +44,9 @@ from cluster.scheduler.controllers.reservations import (
 )
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.permit import COSCHEDULING
-from cluster.scheduler.cycle.queue import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.cycle.timings import ERROR, PRE_BIND, SUCCESS
 from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waking import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA

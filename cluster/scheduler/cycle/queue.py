@@ -5,7 +5,8 @@ priority, then by time. Pods of one shape that were refused wait together (`Held
 look at is the same, so one of them is tried for all, and a change of the cluster costs the same for
 ten thousand of them as for one. When that one is placed, the next follows; when it is refused, all
 wait again. Differences from kube-scheduler, which keeps and retries each pod on its own:
-docs/facts/scheduler.md, "The queue". The places themselves: `waiting_pods`.
+docs/facts/scheduler.md, "The queue". The places themselves: `waiting_pods`; what has refused pods
+tried again: `waking`.
 
 No I/O, no clock: `now` is in seconds on a clock that never jumps and begins about 1970, so that it
 compares with the times at which pods were created.
@@ -13,19 +14,18 @@ compares with the times at which pods were created.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from cluster.scheduler.cycle.events import (
-    ClusterEvent,
-    EventTable,
-    Interest,
-    event_name,
-    may_help,
-)
+from cluster.scheduler.cycle.events import ClusterEvent, EventTable
 from cluster.scheduler.cycle.in_flight import InFlight
 from cluster.scheduler.cycle.waiting import (
+    ACTIVATED,
+    ATTEMPT_FAILED,
+    GATE_OPENED,
+    POD_ADDED,
+    POD_EDITED,
+    TRIED_EARLY,
     Attempt,
     Backoff,
     Entry,
@@ -35,34 +35,10 @@ from cluster.scheduler.cycle.waiting import (
     Place,
 )
 from cluster.scheduler.cycle.waiting_pods import WaitingPods
+from cluster.scheduler.cycle.waking import LONGEST_UNSCHEDULABLE_S, Waking
 from cluster.scheduler.tables.pending import PendingPod, Shape
 
 S = TypeVar("S", bound=Shape)
-
-FLUSH_INTERVAL_S: Final = 30.0
-"""How often pods are looked for that were unschedulable for too long; kube-scheduler's."""
-LONGEST_UNSCHEDULABLE_S: Final = 300.0
-"""After this a pod is tried again without an event; kube-scheduler's
-podMaxInUnschedulablePodsDuration."""
-STATE_INTERVAL_S: Final = 0.1
-"""The shortest time between two questions to hints that look at the present state alone, as long as
-up to `_STATE_SHAPES` wait for them; with more it grows in proportion: 1 s with 20,000. Chosen:
-2,000 shapes of 500 quotas are asked in 3 to 5 ms, so questions take a twentieth of the time at
-most; with twice the value a pod of a full quota is tried that much later after another one has
-gone."""
-_STATE_SHAPES: Final = 2000
-
-_POD_ADDED: Final = "UnschedulablePodAdd"
-_POD_EDITED: Final = "UnschedulablePodUpdate"
-_GATE_OPENED: Final = "UnschedulablePodUpdatePodSchedulingGatesEliminated"
-_ATTEMPT_FAILED: Final = "ScheduleAttemptFailure"
-_BACKOFF_OVER: Final = "BackoffComplete"
-_TRIED_EARLY: Final = "PopFromBackoffQ"
-_WAITED_LONG: Final = "UnschedulableTimeout"
-_ACTIVATED: Final = "ForceActivate"
-_STATE_CHANGED: Final = "StateChange"
-"""Why a pod comes to a place, in kube-scheduler's words but for the last, which stands for all
-changes since a plugin's state was last looked at. Changes of the cluster: `event_name`."""
 
 
 class SchedulingQueue(Generic[S]):
@@ -79,17 +55,12 @@ class SchedulingQueue(Generic[S]):
         self._events = events
         self._gates = tuple(gates)
         self._backoff = backoff or Backoff()
-        self._longest_unschedulable_s = longest_unschedulable_s
         self._entries: dict[str, Entry[S]] = {}
         self._waiting: WaitingPods[S] = WaitingPods()
         self.incoming = self._waiting.incoming
         """How many pods came to a place: see WaitingPods."""
         self._in_flight: InFlight[Entry[S]] = InFlight()
-        self._changed: set[str] = set()
-        """Plugins with hints by state, after changes about which they were not asked yet."""
-        self._ask_at = -math.inf
-        """When they may be asked again."""
-        self._next_flush: float | None = None
+        self._waking = Waking(self._waiting, events, self._backoff, longest_unschedulable_s)
         self._attempts = 0
 
     # --- what is in the queue --------------------------------------------------------------------
@@ -160,13 +131,7 @@ class SchedulingQueue(Generic[S]):
 
     def next_time(self) -> float | None:
         """Return when `pop` may have a pod that it has not now, without any further input."""
-        failed = self._waiting.failed.first()
-        times = [] if failed is None else [failed[0][0]]
-        if self._changed:
-            times.append(self._ask_at)
-        if self._next_flush is not None:
-            times.append(self._next_flush)
-        return min(times, default=None)
+        return self._waking.next_time()
 
     def take_gated(self) -> tuple[Gated[S], ...]:
         """Return the pods that a gate keeps out, once for each pod and reason.
@@ -182,18 +147,18 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = Entry(pod, now)
-            self._admit(entry, now, _POD_ADDED)
+            self._admit(entry, now, POD_ADDED)
             return
         before, entry.pod = entry.pod, pod
         if entry.place is Place.IN_FLIGHT:
             entry.edited = entry.edited or not _alike(before, pod)
         elif entry.gate is not None:
-            self._admit(entry, now, _GATE_OPENED)
+            self._admit(entry, now, GATE_OPENED)
         elif not _alike(before, pod):
             entry.pod = before
             self._waiting.withdraw(entry)
             entry.pod = pod
-            self._admit(entry, now, _POD_EDITED)
+            self._admit(entry, now, POD_EDITED)
 
     def remove(self, uid: str) -> None:
         """Forget a pod that was deleted, or that has a node; unknown pods are ignored."""
@@ -220,7 +185,7 @@ class SchedulingQueue(Generic[S]):
                 early = self._waiting.refused.first()
                 if early is None:
                     return None
-                self._activate_held(early[1], _TRIED_EARLY)
+                self._waking.activate_held(early[1], TRIED_EARLY)
                 continue
             item = found[1]
             entry = item if isinstance(item, Entry) else next(iter(item.pods.values()))
@@ -297,9 +262,9 @@ class SchedulingQueue(Generic[S]):
             held.refusals = refusals
             held.refused_at = now
             held.order = entry.order
-            self._put_unschedulable(held)
-        if edited or self._helped(groups, landed.events):
-            self._wake(groups, now, _ATTEMPT_FAILED)
+            self._waking.put_unschedulable(held)
+        if edited or self._waking.helped(groups, landed.events):
+            self._waking.wake(groups, now, ATTEMPT_FAILED)
 
     def return_waiting(self, uids: Iterable[str], gangs: Iterable[str], now: float) -> None:
         """Take back members of `gangs` that gave a node back although each could be placed.
@@ -331,9 +296,9 @@ class SchedulingQueue(Generic[S]):
             held.probes = tuple(probes.values())
             held.order = order
             held.refused_at = now
-            self._put_unschedulable(held)
+            self._waking.put_unschedulable(held)
         if again:
-            self._wake(groups, now, _ATTEMPT_FAILED)
+            self._waking.wake(groups, now, ATTEMPT_FAILED)
 
     def fail(self, uid: str, now: float) -> None:
         """Take back a pod whose attempt ended with an error; it is tried again after a time."""
@@ -345,7 +310,7 @@ class SchedulingQueue(Generic[S]):
         entry.errors += 1
         entry.since = now
         until = now + self._backoff.after(entry.errors)
-        self._waiting.put(entry, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
+        self._waiting.put(entry, Place.BACKOFF, ATTEMPT_FAILED, until=until)
 
     def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
         """Have a refused pod, and the refused members of `gangs`, back off as after an error.
@@ -363,7 +328,7 @@ class SchedulingQueue(Generic[S]):
             self._waiting.withdraw(each)
         until = now + self._backoff.after(max((e.refusals for e in entries.values()), default=0))
         for each in entries.values():
-            self._waiting.put(each, Place.BACKOFF, _ATTEMPT_FAILED, until=until)
+            self._waiting.put(each, Place.BACKOFF, ATTEMPT_FAILED, until=until)
 
     # --- what makes pods active again ------------------------------------------------------------
 
@@ -372,20 +337,10 @@ class SchedulingQueue(Generic[S]):
 
         Pods of plugins with hints by state are moved by `advance`.
         """
-        interest = self._events.interest(event.kind, event.action)
-        if not interest:
+        if not self._events.interest(event.kind, event.action):
             return 0
         self._in_flight.record(event)
-        groups: dict[Held[S], None] = {}
-        for plugin in interest:
-            if plugin in self._events.by_state and event.concerns_all:
-                if self._waiting.refused_by(plugin):
-                    self._changed.add(plugin)
-                continue
-            for held in self._waiting.refused_by(plugin):
-                if held not in groups and self._may_help(held, event, interest):
-                    groups[held] = None
-        return self._wake(groups, now, event_name(event.kind, event.action))
+        return self._waking.event(event, now)
 
     def activate(self, uids: Iterable[str], now: float) -> int:
         """Make pods active at once, without waiting for a back-off. Returns how many became so.
@@ -398,12 +353,12 @@ class SchedulingQueue(Generic[S]):
             if entry is None or entry.place is Place.IN_FLIGHT:
                 continue
             if entry.gate is not None:
-                self._admit(entry, now, _ACTIVATED)
+                self._admit(entry, now, ACTIVATED)
             elif entry.held is not None:
-                self._activate_held(entry.held, _ACTIVATED)
+                self._waking.activate_held(entry.held, ACTIVATED)
             elif entry.place is Place.BACKOFF:
                 self._waiting.withdraw(entry)
-                self._waiting.put(entry, Place.ACTIVE, _ACTIVATED)
+                self._waiting.put(entry, Place.ACTIVE, ACTIVATED)
         return self.count(Place.ACTIVE) - before
 
     def advance(self, now: float) -> None:
@@ -411,37 +366,7 @@ class SchedulingQueue(Generic[S]):
 
         `pop` does it too.
         """
-        if self._changed and now >= self._ask_at:
-            self._ask_by_state(now)
-        while (ready := self._waiting.refused.first()) is not None and ready[0][0] <= now:
-            self._activate_held(ready[1], _BACKOFF_OVER)
-        while (failed := self._waiting.failed.first()) is not None and failed[0][0] <= now:
-            self._waiting.withdraw(failed[1])
-            self._waiting.put(failed[1], Place.ACTIVE, _BACKOFF_OVER)
-        if self._next_flush is not None and self._next_flush <= now:
-            self._flush(now)
-
-    def _ask_by_state(self, now: float) -> None:
-        """Move the pods that may be helped by all changes since the last question."""
-        changed, self._changed = self._changed, set()
-        interest = {plugin: self._events.by_state[plugin] for plugin in changed}
-        shapes = sum(len(self._waiting.refused_by(plugin)) for plugin in changed)
-        self._ask_at = now + STATE_INTERVAL_S * max(1.0, shapes / _STATE_SHAPES)
-        groups = {
-            held: None
-            for plugin in changed
-            for held in self._waiting.refused_by(plugin)
-            if any(may_help(pod, plugins, None, interest) for pod, plugins in held.probes)
-        }
-        self._wake(groups, now, _STATE_CHANGED)
-
-    def _flush(self, now: float) -> None:
-        limit = now - self._longest_unschedulable_s
-        unschedulable = self._waiting.unschedulable()
-        waited = [held for held in unschedulable if held.refused_at <= limit]
-        self._wake(waited, now, _WAITED_LONG)
-        left = any(held.place is Place.UNSCHEDULABLE for held in unschedulable)
-        self._next_flush = now + FLUSH_INTERVAL_S if left else None
+        self._waking.advance(now)
 
     # --- gates -----------------------------------------------------------------------------------
 
@@ -477,7 +402,7 @@ class SchedulingQueue(Generic[S]):
             elif self._waiting.groups(gang):
                 # Alone it would wait on a node for members that are not tried.
                 held = self._waiting.hold(entry)
-                self._wake((held,), now, why)
+                self._waking.wake((held,), now, why)
                 self._waiting.count_joined(held, why)
                 return
         self._waiting.put(entry, Place.ACTIVE, why)
@@ -493,63 +418,16 @@ class SchedulingQueue(Generic[S]):
         if entry.edited:
             # The pod as it is now was never tried.
             entry.edited = False
-            self._admit(entry, now, _POD_EDITED)
+            self._admit(entry, now, POD_EDITED)
             return
         entry.refusals += 1
         held = self._waiting.hold(entry, alone=alone)
         held.probes = ((entry.pod, frozenset(plugins)),)
         held.refused_at = now
         held.order = entry.order
-        self._put_unschedulable(held)
-        if self._helped((held,), landed.events):
-            self._wake((held,), now, _ATTEMPT_FAILED)
-
-    def _put_unschedulable(self, held: Held[S]) -> None:
-        self._waiting.move(held, Place.UNSCHEDULABLE, _ATTEMPT_FAILED)
-        if self._next_flush is None:
-            self._next_flush = held.refused_at + FLUSH_INTERVAL_S
-
-    def _activate_held(self, held: Held[S], why: str) -> None:
-        if held.place is not Place.ACTIVE:
-            self._waiting.move(held, Place.ACTIVE, why)
-
-    def _wake(self, groups: Iterable[Held[S]], now: float, why: str) -> int:
-        """Move unschedulable pods to where they back off or are active; gangs as a whole."""
-        moved = 0
-        for first in groups:
-            gang = first.key[0]
-            asleep = [
-                held
-                for held in (self._waiting.groups(gang) if gang else (first,))
-                if held.place is Place.UNSCHEDULABLE
-            ]
-            if not asleep:
-                continue
-            refused_at = max(held.refused_at for held in asleep)
-            refusals = max(held.refusals for held in asleep)
-            for held in asleep:
-                held.refused_at, held.refusals = refused_at, refusals
-                until = held.refused_at + self._backoff.after(held.refusals)
-                place = Place.ACTIVE if until <= now else Place.BACKOFF
-                self._waiting.move(held, place, why, until=until)
-                moved += len(held.pods)
-        return moved
-
-    # --- events ----------------------------------------------------------------------------------
-
-    def _helped(self, groups: Iterable[Held[S]], events: Sequence[ClusterEvent] | None) -> bool:
-        """Return whether one of the events may help; None stands for events that are not known."""
-        return events is None or any(
-            self._may_help(held, event, self._events.interest(event.kind, event.action))
-            for event in events
-            for held in groups
-        )
-
-    def _may_help(self, held: Held[S], event: ClusterEvent, interest: Interest) -> bool:
-        gang, shape, _, _ = held.key
-        if held.order <= event.undoes or gang in event.gangs or shape is event.not_for:
-            return False
-        return any(may_help(pod, plugins, event, interest) for pod, plugins in held.probes)
+        self._waking.put_unschedulable(held)
+        if self._waking.helped((held,), landed.events):
+            self._waking.wake((held,), now, ATTEMPT_FAILED)
 
 
 def _alike(before: PendingPod[S], after: PendingPod[S]) -> bool:

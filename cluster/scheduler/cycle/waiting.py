@@ -6,12 +6,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from cluster.scheduler.cycle.ordered import OrderedItem
 from cluster.scheduler.tables.pending import PendingPod, Shape
 
 S = TypeVar("S", bound=Shape)
+
+POD_ADDED: Final = "UnschedulablePodAdd"
+POD_EDITED: Final = "UnschedulablePodUpdate"
+GATE_OPENED: Final = "UnschedulablePodUpdatePodSchedulingGatesEliminated"
+ATTEMPT_FAILED: Final = "ScheduleAttemptFailure"
+BACKOFF_OVER: Final = "BackoffComplete"
+TRIED_EARLY: Final = "PopFromBackoffQ"
+WAITED_LONG: Final = "UnschedulableTimeout"
+ACTIVATED: Final = "ForceActivate"
+STATE_CHANGED: Final = "StateChange"
+"""Why a pod comes to a place, in kube-scheduler's words but for the last, which stands for all
+changes since a plugin's state was last looked at. Changes of the cluster: `event_name`."""
 
 
 class Place(Enum):

@@ -19,8 +19,9 @@ from cluster.scheduler.cycle.events import (
     event_name,
 )
 from cluster.scheduler.cycle.in_flight import MOST_EVENTS, InFlight
-from cluster.scheduler.cycle.queue import STATE_INTERVAL_S, SchedulingQueue
+from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.waiting import Backoff, Gate, Place, scheduling_gates
+from cluster.scheduler.cycle.waking import STATE_INTERVAL_S
 from tests.cluster.scheduler.pending import FakeShape, Pod, pending
 
 Queue = SchedulingQueue[FakeShape]
