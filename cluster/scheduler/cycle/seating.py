@@ -81,12 +81,15 @@ class Search:
         return None if fit is None else tuple(fit.looked_at(pod.shape))
 
     def openable(self, pod: Pod, evaluation: Evaluation) -> NDArray[np.intp]:
-        """Return the rows that do not take a member now, and where evictions may help."""
-        resolvable = diagnose(pod.shape, self.tables, evaluation.masks).resolvable
-        promised = self.promised(pod)
-        if promised:
-            resolvable = np.union1d(resolvable, np.array(list(promised), dtype=np.intp))
-        return openable(self.tables, pod, resolvable, evaluation, self.may_be_victim)
+        """Return the rows where evictions may make room for a member, or for one more member.
+
+        Nodes that take it as they are, and those that are promised to others, are among them.
+        """
+        rows = np.zeros(len(self.tables.nodes), dtype=np.bool_)
+        rows[diagnose(pod.shape, self.tables, evaluation.masks).resolvable] = True
+        rows[evaluation.feasible] = True
+        rows[list(self.promised(pod))] = True
+        return openable(self.tables, pod, np.flatnonzero(rows), evaluation, self.may_be_victim)
 
     def kind(self, pod: Pod) -> Kind:
         """Return what members have in common that may stand for each other."""

@@ -104,6 +104,12 @@ _FULL = (1, 1, 1, 1)
         ),
         # Free room of a rack is used first.
         ({"a0": ("s1", ()), "a1": ("s1", _FULL)}, 2, 4, _RACK, {"a0": 1, "a1": 1}),
+        # Also room for one member on a node where the next one needs an eviction.
+        ({"a0": ("s1", (1,))}, 2, 2, _RACK, {"a0": 2}),
+        (
+            {"a0": ("s1", (1, 1)), "a1": ("s1", (1, 1))},
+            6, 1, _gather(NodeTopologyLayer=3, rack="Must"), {"a0": 3, "a1": 3},
+        ),
         # Where one rack is only preferred, it is freed as long as it can be.
         (
             {"a0": ("s1", _FULL), "a1": ("s1", _FULL), "b0": ("s2", ())},
