@@ -33,7 +33,7 @@ from benchmarks.quantiles import quantile
 from benchmarks.running import run_main
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.permit import Wanted
-from cluster.scheduler.cycle.preemption import NotFound
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Booking

@@ -15,11 +15,11 @@ from cluster.scheduler.binding.statuses import UNSCHEDULABLE
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.explanations import Explanations
 from cluster.scheduler.cycle.permit import Decisions, Permit
-from cluster.scheduler.cycle.preemption import NotFound, default_victims
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.proposals import NeedsRoom, Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
-from cluster.scheduler.cycle.victims import Candidate, may_go
+from cluster.scheduler.cycle.victims import Candidate, default_victims, may_go
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.evictions import Evictions
 from cluster.scheduler.metrics import SchedulerMetrics

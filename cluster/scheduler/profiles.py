@@ -16,8 +16,8 @@ from cluster.scheduler.configuration.koordinator_arguments import (
 from cluster.scheduler.configuration.points import Point
 from cluster.scheduler.configuration.profiles import Profile as ProfileConfiguration
 from cluster.scheduler.cycle.evaluation import Profile
+from cluster.scheduler.cycle.node_search import Arguments as PreemptionArguments
 from cluster.scheduler.cycle.permit import COSCHEDULING
-from cluster.scheduler.cycle.preemption import Arguments as PreemptionArguments
 from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.plugin_makers import (
     MAKERS,

@@ -21,10 +21,10 @@ from cluster.scheduler.cycle.gang_plans import NO_TOPOLOGY, gathered_as
 from cluster.scheduler.cycle.gathered_seats import GatheredSeats
 from cluster.scheduler.cycle.gathering import NotGathered
 from cluster.scheduler.cycle.permit import Wanted
-from cluster.scheduler.cycle.preemption import NEVER, NotFound, default_victims
+from cluster.scheduler.cycle.post_filter import NEVER, NotFound
 from cluster.scheduler.cycle.seating import Pod, Search, Seat, Seating
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import MayBeVictim
+from cluster.scheduler.cycle.victims import MayBeVictim, default_victims
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
 from cluster.scheduler.tables.gang_definitions import gang_name

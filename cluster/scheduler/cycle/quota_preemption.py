@@ -15,9 +15,10 @@ from typing import Final
 from apis.keys import DEFAULT_QUOTA
 from cluster.scheduler.cycle.evaluation import Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
-from cluster.scheduler.cycle.preemption import NotFound, Preemption, default_victims
+from cluster.scheduler.cycle.post_filter import NotFound
+from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, by_trial
+from cluster.scheduler.cycle.victims import Candidate, by_trial, default_victims
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
 from cluster.scheduler.reasons.diagnosis import Diagnosis

@@ -16,10 +16,12 @@ import numpy as np
 from cluster.scheduler.cycle.advice import Advisor
 from cluster.scheduler.cycle.evaluation import Evaluation, Evaluator, Profile, Promises
 from cluster.scheduler.cycle.gang_preemption import GangPreemption
+from cluster.scheduler.cycle.node_search import Arguments
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.opinions import Opinion, with_opinion
 from cluster.scheduler.cycle.permit import Wanted
-from cluster.scheduler.cycle.preemption import Arguments, NotFound, PostFilter, Preemption
+from cluster.scheduler.cycle.post_filter import NotFound, PostFilter
+from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, NeedsRoom, Proposals
 from cluster.scheduler.cycle.quota_preemption import QuotaPreemption
 from cluster.scheduler.cycle.seating import Seat

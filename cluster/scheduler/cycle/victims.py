@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from apis.keys import ANNOTATION_RESERVE_POD, LABEL_DISABLE_PREEMPTIBLE, LABEL_PREEMPTIBLE
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
@@ -69,6 +70,19 @@ class Candidate:
             len(self.victims),
             -min(v.start for v in self.victims if v.shape.priority == highest),
         )
+
+
+def default_victims(shape: PodShape) -> bool:
+    """Return whether pods of a shape may be evicted for others, by their labels.
+
+    What a Reservation keeps is not taken from it.
+    """
+    labels = shape.labels
+    return (
+        labels.get(LABEL_DISABLE_PREEMPTIBLE) != "true"
+        and labels.get(LABEL_PREEMPTIBLE) != "false"
+        and ANNOTATION_RESERVE_POD not in shape.annotations
+    )
 
 
 def may_go(pod: PendingPod[PodShape], booking: Booking, may_be_victim: MayBeVictim) -> bool:

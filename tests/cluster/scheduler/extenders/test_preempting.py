@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
-from cluster.scheduler.cycle import preemption
+from cluster.scheduler.cycle import node_search, preemption
 from cluster.scheduler.cycle.proposals import NeedsRoom
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders import consulting
@@ -328,7 +328,8 @@ def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trials: list[int] = []
-    monkeypatch.setattr(preemption, "by_trial", lambda *_: trials.append(1))
+    for module in (preemption, node_search):
+        monkeypatch.setattr(module, "by_trial", lambda *_: trials.append(1))
     messages = []
     for asked in (False, True):
         bed = Bed()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.scheduler.cycle.freeing import FreeingCosts
-from cluster.scheduler.cycle.preemption import default_victims
 from cluster.scheduler.cycle.victim_columns import Costs, by_amounts
-from cluster.scheduler.cycle.victims import Candidate, by_amounts_on
+from cluster.scheduler.cycle.victims import Candidate, by_amounts_on, default_victims
 from tests.cluster.scheduler.preemption.making import Bed
 from tests.cluster.scheduler.preemption.oracle import OracleBudgets, OracleNode, OraclePod
 

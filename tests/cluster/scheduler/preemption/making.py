@@ -8,8 +8,10 @@ import numpy as np
 
 from apis.meta import LabelSelector
 from cluster.scheduler.cycle.evaluation import Evaluator, Profile
+from cluster.scheduler.cycle.node_search import Arguments
 from cluster.scheduler.cycle.nomination import Nominator
-from cluster.scheduler.cycle.preemption import Arguments, NotFound, Preemption
+from cluster.scheduler.cycle.post_filter import NotFound
+from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts

@@ -19,7 +19,7 @@ from apis.quantity import parse_quantity
 from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Evaluator
-from cluster.scheduler.cycle.preemption import NotFound
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.reasons.diagnosis import diagnose

@@ -12,11 +12,10 @@ import pytest
 from apis.meta import LabelSelector
 from apis.scheduling_pod import decode_scheduling_node, decode_scheduling_pod
 from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.cycle.preemption import default_victims
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victim_columns import by_amounts, openable
-from cluster.scheduler.cycle.victims import by_amounts_on, by_trial
+from cluster.scheduler.cycle.victims import by_amounts_on, by_trial, default_victims
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.profiles import make_plugins

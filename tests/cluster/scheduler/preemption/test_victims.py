@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.cycle import preemption
-from cluster.scheduler.cycle.preemption import Arguments, NotFound, default_victims
+from cluster.scheduler.cycle.node_search import Arguments
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, by_trial
+from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, by_trial, default_victims
 from cluster.scheduler.reasons.diagnosis import diagnose
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import Shapes

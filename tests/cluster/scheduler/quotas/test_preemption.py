@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.configuration.reading import read_configuration
-from cluster.scheduler.cycle.preemption import NotFound
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.profiles import make_plugins

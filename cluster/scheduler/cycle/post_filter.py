@@ -1,0 +1,50 @@
+"""What runs for a pod that no node takes as things are, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cluster.scheduler.cycle.victims import Candidate
+from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.shapes import PodShape
+
+NEVER: Final = "Never"
+"""The preemptionPolicy of pods that preempt no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """No eviction helps now.
+
+    remark: why, for the end of the pod's condition. waits: victims of the pod's former preemption
+    are still there, so its nomination stays.
+    """
+
+    remark: str
+    waits: bool = False
+
+
+class PostFilter(Protocol):
+    """Looks for a way to place a pod that no node takes as things are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def post_filter(
+        self,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        *,
+        being_evicted: Callable[[Booking], bool],
+        salt: int,
+    ) -> Candidate | NotFound:
+        """Return the node to free with its victims, or why there is none.
+
+        being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
+        salt: draws between nodes of equal cost.
+        """
+        ...
