@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from apis.device import Device
+from apis.errors import InputError
+from apis.keys import PODS
 from apis.nodemetric import NodeMetric
 from apis.scheduling_pod import SchedulingNode
 from apis.topology import NodeResourceTopology
@@ -16,6 +18,8 @@ from cluster.scheduler.cycle.events import Action, ClusterEvent
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.profiles import Plugins
 from cluster.scheduler.sources.complaints import Complaints
+from cluster.scheduler.sources.objects import MOST_OF_A_NODE
+from cluster.scheduler.tables.amounts import MOST_RESOURCES
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -50,8 +54,10 @@ class NodeFacts:
         if event.change is Change.DELETED:
             self._nodes.pop(name, None)
             self.complaints.forget(f"Node {name}")
+            self.complaints.forget(_resources_of(name))
             return
         self._nodes[name] = event.new
+        self.complaints.set(_resources_of(name), self._resources_left_out(event.new))
         row = self._tables.nodes.row(name)
         if event.old is None and row is not None:
             metric = self._metrics.get(name)
@@ -61,6 +67,22 @@ class NodeFacts:
         old = event.old
         if old is None or old.metadata != event.new.metadata:
             self._set_numa(name)
+
+    def _resources_left_out(self, node: SchedulingNode) -> list[InputError]:
+        """Return why resources of a node do not count, if any are left out."""
+        names, table = node.status.allocatable, self._tables.nodes.resources
+        obj, field = f"Node {node.metadata.name}", "status.allocatable"
+        problems = []
+        if len(names) >= MOST_OF_A_NODE:
+            value = f"{MOST_OF_A_NODE} resources or more"
+            problem = f"the first {MOST_OF_A_NODE} count: those of Kubernetes, then by name"
+            problems.append(InputError(obj=obj, field=field, value=value, problem=problem))
+        without = [name for name in names if name != PODS and table.find(name) is None]
+        if without:
+            value = without[0] if len(without) == 1 else f"{without[0]} and {len(without) - 1} more"
+            problem = f"not counted: all nodes together have {MOST_RESOURCES} resources already"
+            problems.append(InputError(obj=obj, field=field, value=value, problem=problem))
+        return problems
 
     def metric_event(self, event: Event[NodeMetric]) -> None:
         """Take a change of a NodeMetric."""
@@ -106,3 +128,7 @@ class NodeFacts:
             Change.DELETED: Action.DELETE,
         }[event.change]
         self._queue.cluster_event(ClusterEvent(kind, action, event.old, event.new), self._clock())
+
+
+def _resources_of(node: str) -> str:
+    return f"Node {node}: status.allocatable"

@@ -35,6 +35,10 @@ from cluster.node_reservation import without_reserved
 _LARGEST_ANNOTATION: Final = 64 * 1024
 """Characters. No plugin reads a larger annotation of a pod; it is dropped before it is kept."""
 
+MOST_OF_A_NODE: Final = 128
+"""Resources of one node. Chosen: nodes have some dozens; one that a fault gives thousands must not
+take the columns of all (tables.amounts.MOST_RESOURCES)."""
+
 _POLICIES: Final = ("Never", "PreemptLowerPriority")
 _WHOLE: Final = re.compile(r"-?[0-9]{1,10}")
 
@@ -176,7 +180,8 @@ def _kept_container(container: SchedulingContainer) -> SchedulingContainer:
 def kept_node(node: SchedulingNode) -> SchedulingNode:
     """Return what the cache keeps of a node.
 
-    A reservation that cannot be read reserves nothing; `sources.node_facts` names it.
+    A reservation that cannot be read reserves nothing, and of too many resources the first
+    MOST_OF_A_NODE are kept; `sources.node_facts` names both.
     """
     status = node.status
     return msgspec.structs.replace(
@@ -185,7 +190,7 @@ def kept_node(node: SchedulingNode) -> SchedulingNode:
             status,
             capacity={},
             allocatable=without_reserved(
-                renamed(status.allocatable),
+                _first(renamed(status.allocatable)),
                 node.metadata.annotations,
                 obj=f"Node {node.metadata.name}",
             ),
@@ -193,6 +198,14 @@ def kept_node(node: SchedulingNode) -> SchedulingNode:
             addresses=(),
         ),
     )
+
+
+def _first(resources: ResourceList) -> ResourceList:
+    """Return the first MOST_OF_A_NODE resources: those of Kubernetes itself, then by name."""
+    if len(resources) <= MOST_OF_A_NODE:
+        return resources
+    names = sorted(resources, key=lambda name: ("/" in name, name))
+    return {name: resources[name] for name in names[:MOST_OF_A_NODE]}
 
 
 def renamed(resources: ResourceList) -> ResourceList:

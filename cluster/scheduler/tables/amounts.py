@@ -25,6 +25,10 @@ LARGEST_AMOUNT: Final = 2**52
 """A larger amount (4 PiB, or 4.5 * 10^15 of anything) is read as this one. A hundred times the sum
 of two amounts, and the sum of the amounts of 1,000 pods, then fit the 64 bits of a column."""
 
+MOST_RESOURCES: Final = 1024
+"""Columns that nodes may add. Chosen: clusters have some dozens of resources; at 5,000 nodes, 1,024
+columns are 134 MB. One node with 30,000 names would take 4 GB there."""
+
 CPU_COLUMN: Final = 0
 MEMORY_COLUMN: Final = 1
 EPHEMERAL_STORAGE_COLUMN: Final = 2
@@ -45,7 +49,7 @@ class ResourceNames:
     """Numbers the names of the resources that nodes have. A number is a column; it never changes.
 
     Pods add no names: what they request beyond these is on no node, and a pod with a thousand names
-    must not widen the tables.
+    must not widen the tables. Nodes add at most MOST_RESOURCES.
     """
 
     def __init__(self) -> None:
@@ -72,8 +76,12 @@ class ResourceNames:
         return self._names[column]
 
     def learn(self, names: Iterable[str]) -> list[str]:
-        """Give each name a column; return the new ones. `pods` has none: a pod counts as one."""
+        """Give each name a column as long as there are any; return the new ones.
+
+        `pods` has none: a pod counts as one.
+        """
         new = [name for name in names if name not in self._columns and name != PODS]
+        del new[max(0, MOST_RESOURCES - len(self._names)) :]
         for name in new:
             self.column(name)
         return new

@@ -15,6 +15,8 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.events import Action
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.sources.node_facts import NodeFacts
+from cluster.scheduler.sources.objects import MOST_OF_A_NODE, kept_node
+from cluster.scheduler.tables.amounts import MOST_RESOURCES
 from cluster.scheduler.tables.numa.facts import NO_FACTS
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event
@@ -71,7 +73,7 @@ class _Bed:
         self._node: SchedulingNode | None = None
 
     def node(self, **members: Any) -> None:
-        old, self._node = self._node, make_node("n", **members)
+        old, self._node = self._node, kept_node(make_node("n", **members))
         self.tables.upsert_node(self._node)
         change = Change.ADDED if old is None else Change.MODIFIED
         self.facts.node_event(Event(change, old, self._node))
@@ -208,3 +210,30 @@ def test_thresholds_that_cannot_be_read_are_named_beside_other_problems() -> Non
     assert load.startswith("Node n: ") and "usageThresholds.cpu" in load
     bed.node()
     assert not bed.facts.complaints.held
+
+
+def test_a_node_with_too_many_resources_has_the_first_and_takes_few_columns() -> None:
+    bed = _Bed()
+    names = [f"example.com/r{number:04}" for number in range(3 * MOST_RESOURCES)]
+    bed.node(allocatable=dict.fromkeys(names, "1"))
+    table = bed.tables.nodes.resources
+    (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
+    assert problem == (
+        "Node n: status.allocatable = '128 resources or more': the first 128 count: those of "
+        "Kubernetes, then by name"
+    )
+    assert table.find("cpu") is not None and table.find(names[0]) is not None
+    assert table.find(names[MOST_OF_A_NODE]) is None
+    bed.node()
+    assert not bed.facts.complaints.held
+    # A node that changes its names again and again.
+    for first in range(0, len(names), 100):
+        bed.node(allocatable=dict.fromkeys(names[first : first + 100], "1"))
+    assert len(table) == MOST_RESOURCES
+    (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
+    assert problem.endswith("all nodes together have 1024 resources already")
+    # Resources that have a column count as before.
+    bed.node(allocatable={names[5]: "7"})
+    nodes = bed.tables.nodes
+    row, column = nodes.row("n"), table.find(names[5])
+    assert nodes.allocatable[row, column] == 7
