@@ -8,6 +8,8 @@ import msgspec
 
 from cluster.scheduler.binding.events import Event
 from cluster.scheduler.binding.placement import Bound, Placement
+from cluster.scheduler.binding.reservation_writer import ReservationRefusal
+from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.statuses import PodStatus, Shown
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.configuration.reading import read_configuration
@@ -26,8 +28,8 @@ profiles:
 """
 
 
-class Bed:
-    """The pods are those of the API server; the scheduler sees a change when it is `put`."""
+class CoreBed:
+    """A scheduler that sees the objects that it is shown, and keeps what it would write."""
 
     def __init__(self, configuration: str = CONFIGURATION) -> None:
         self._configuration = configuration
@@ -37,7 +39,9 @@ class Bed:
         self.events: list[Event] = []
         self.nominated: dict[str, str] = {}
         self.messages: dict[str, str] = {}
-        self.pods: dict[str, dict[str, Any]] = {}
+        self.reserved: list[ReservationPlacement] = []
+        self.refused: dict[str, str] = {}
+        """Why Reservations have no node, by UID."""
         self._version = 0
         self.start()
 
@@ -65,8 +69,12 @@ class Bed:
         self.events.append(event)
 
     def settled(self, *_: object) -> None: ...
-    def reserve(self, placement: object) -> None: ...
-    def refuse_reservation(self, refusal: object) -> None: ...
+
+    def reserve(self, placement: ReservationPlacement) -> None:
+        self.reserved.append(placement)
+
+    def refuse_reservation(self, refusal: ReservationRefusal) -> None:
+        self.refused[refusal.uid] = refusal.message
 
     def evict(self, victim: Victim, controller: str) -> None:
         self.victims.append(victim)
@@ -101,6 +109,17 @@ class Bed:
         rules.append({"topologyLayer": "NodeTopologyLayer", "parentTopologyLayer": above})
         topology = {"metadata": {"name": "default"}, "spec": {"networkTopologySpec": rules}}
         self.show(self.core.networks, "ADDED", topology)
+
+    def evicted(self) -> list[str]:
+        return sorted(victim.name for victim in self.victims)
+
+
+class Bed(CoreBed):
+    """The pods are those of the API server; the scheduler sees a change when it is shown."""
+
+    def __init__(self, configuration: str = CONFIGURATION) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        super().__init__(configuration)
 
     def budget(self, name: str, app: str, allowed: int) -> None:
         cache = next(c for c in self.core.caches if c.resource.kind == "PodDisruptionBudget")
@@ -179,6 +198,3 @@ class Bed:
     def node_of(self, name: str) -> str:
         found: str = self.pods[name]["spec"].get("nodeName", "")
         return found
-
-    def evicted(self) -> list[str]:
-        return sorted(victim.name for victim in self.victims)

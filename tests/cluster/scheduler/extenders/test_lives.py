@@ -13,38 +13,14 @@ from hypothesis.stateful import precondition, rule
 
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.plugins.contract import Reason
-from cluster.scheduler.tables.pending import PendingPod
-from cluster.scheduler.tables.shapes import PodShape
+from tests.cluster.scheduler.beds.extender import Extender
 from tests.cluster.scheduler.beds.lives import Lives
-
-
-class _Extender:
-    """Is asked about the pods of one profile, and keeps the questions."""
-
-    def __init__(self) -> None:
-        self.questions: deque[str] = deque()
-        """UIDs of pods."""
-
-    def concerns(self, pod: PodShape) -> bool:
-        return pod.scheduler_name == "koord-scheduler"
-
-    def binds(self, pod: PodShape) -> bool:
-        return False
-
-    def ask(self, pod: PendingPod[PodShape]) -> None:
-        self.questions.append(pod.uid)
-
-    def preempts(self, pod: PodShape) -> bool:
-        return False
-
-    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
-        raise AssertionError("nobody asked for it")
 
 
 class ExtendedLives(Lives):
     def _start(self) -> None:
         super()._start()
-        self.extender = _Extender()
+        self.extender = Extender(asks_nodes="koord-scheduler")
         self.process.attempts.consultant = self.extender
         self.answers: deque[tuple[str, tuple[str, ...]]] = deque()
         """Pods, and the nodes that the extender was sent."""

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.tables.load import LoadSettings, estimation_problems
 from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
-from tests.cluster.scheduler.reservations.test_whole_process import Bed
+from tests.cluster.scheduler.reservations.bed import ReservationBed
 
 _PREFIX = "scheduling.koordinator.sh/load-estimated"
 _FACTORS = f"{_PREFIX}-scaling-factors"
@@ -145,13 +144,13 @@ def test_the_log_names_a_bad_annotation_once_and_the_pod_is_placed(
     allowed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = _CONFIGURATION.format(allowed=str(allowed).lower())
-    bed = Bed(read_configuration(text, obj="test"))
+    bed = ReservationBed(text)
     caplog.set_level(logging.WARNING)
     bad = {"annotations": {_AFTER_SCHEDULED: "5m"}}
     bed.pod("p", "1", metadata=bad)
     assert bed.placed() == {"p": ""}
     bed.pod("p", "1", metadata=bad, node="n")
-    held = bed.process.source.complaints.held
+    held = bed.core.source.complaints.held
     assert list(held) == (["Pod default/p"] if allowed else [])
     named = [r.getMessage() for r in caplog.records if "5m" in r.getMessage()]
     assert named == [problem for problems in held.values() for problem in problems]

@@ -17,8 +17,7 @@ from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.statuses import PodStatus
 from cluster.scheduler.binding.victims import PREEMPTED, Victim
 from cluster.scheduler.cycle.proposals import Proposals
-from cluster.scheduler.tables.pending import PendingPod
-from cluster.scheduler.tables.shapes import PodShape
+from tests.cluster.scheduler.beds.extender import Extender
 from tests.cluster.scheduler.beds.lives import NODES, Lives, milli
 
 _LOWEST = -(2**31)
@@ -133,35 +132,12 @@ PreemptionLives.TestCase.settings = settings(max_examples=40, stateful_step_coun
 TestPreemptionLives = PreemptionLives.TestCase
 
 
-class _Extender:
-    """Is asked which pods are evicted for those of one profile, and keeps the questions."""
-
-    def __init__(self) -> None:
-        self.questions: deque[str] = deque()
-        """UIDs of pods."""
-
-    def concerns(self, pod: PodShape) -> bool:
-        return False
-
-    def binds(self, pod: PodShape) -> bool:
-        return False
-
-    def ask(self, pod: PendingPod[PodShape]) -> None:
-        raise AssertionError("it ranks no nodes")
-
-    def preempts(self, pod: PodShape) -> bool:
-        return pod.scheduler_name == "koord-scheduler"
-
-    def ask_victims(self, pod: PendingPod[PodShape]) -> None:
-        self.questions.append(pod.uid)
-
-
 class ExtendedPreemptionLives(PreemptionLives):
     """An extender agrees to nodes, to some of them, or fails; late, and on what is old by then."""
 
     def _start(self) -> None:
         super()._start()
-        self.extender = _Extender()
+        self.extender = Extender(asks_victims="koord-scheduler")
         self.process.attempts.consultant = self.extender
         self.answers: deque[tuple[str, Proposals]] = deque()
 

@@ -24,29 +24,9 @@ from cluster.scheduler.controllers.reservation_lifecycle import Delete, Owner, W
 from cluster.scheduler.sources.bookings import reservation_of
 from tests.cluster.fake_api import merged
 from tests.cluster.scheduler.beds.lives import NODES, Lives, milli
+from tests.cluster.scheduler.reservations.bed import CONFIGURATION
 
 _USES = "scheduling.koordinator.sh/reservation-allocated"
-_CONFIGURATION = read_configuration(
-    """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- schedulerName: koord-scheduler
-  plugins:
-    preEnqueue: {enabled: [{name: Coscheduling}]}
-    preFilter: {enabled: [{name: Reservation}]}
-    filter: {enabled: [{name: Reservation}]}
-    postFilter: {enabled: [{name: Reservation}]}
-    preScore: {enabled: [{name: Reservation}]}
-    score: {enabled: [{name: Reservation, weight: 5000}]}
-    reserve: {enabled: [{name: Reservation}]}
-    permit: {enabled: [{name: Coscheduling}]}
-    preBind: {enabled: [{name: Reservation}]}
-    bind: {enabled: [{name: Reservation}]}
-- schedulerName: other
-""",
-    obj="test",
-)
 _ENDED = ("Failed", "Succeeded")
 
 
@@ -65,7 +45,7 @@ class _Writer:
 
 
 class ReservationLives(Lives):
-    configuration = _CONFIGURATION
+    configuration = read_configuration(CONFIGURATION, obj="test")
 
     def __init__(self) -> None:
         self.reservations: dict[str, dict[str, Any]] = {}

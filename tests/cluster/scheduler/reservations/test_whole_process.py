@@ -2,135 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 import pytest
 
 from cluster.scheduler.binding.placement import Bound, Refused, Why
-from cluster.scheduler.configuration.configuration import SchedulerConfiguration
-from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.trial import Trial
-from cluster.scheduler.process import SchedulerProcess
-from kube.client import Client
-from tests.cluster.scheduler.beds.lives import _Binder, _Silent
-from tests.cluster.scheduler.extenders.test_lives import _Extender
-from tests.cluster.scheduler.reservations.test_lives import _CONFIGURATION, _Writer
-
-_USES = "scheduling.koordinator.sh/reservation-allocated"
-_WEB = [{"labelSelector": {"matchLabels": {"app": "web"}}}]
-
-
-class Bed:
-    """A process whose objects come from the test. One node of 4 CPUs."""
-
-    def __init__(self, configuration: SchedulerConfiguration = _CONFIGURATION) -> None:
-        self.now = 1_800_000_000.0
-
-        async def make() -> SchedulerProcess:
-            return SchedulerProcess(
-                cast(Client, None), configuration, seed=3, clock=lambda: self.now
-            )
-
-        self.process = asyncio.run(make())
-        self.binder, self.writer = _Binder(), _Writer()
-        self.process.binder = self.binder  # type: ignore[assignment]
-        self.process.reservation_writer = self.writer  # type: ignore[assignment]
-        self.process.statuses = _Silent()  # type: ignore[assignment]
-        self.process.events = _Silent()  # type: ignore[assignment]
-        self.evicted: list[str] = []
-        self.process.evict = (  # type: ignore[method-assign]
-            lambda victim, controller: self.evicted.append(victim.name)
-        )
-        self._version = 0
-        amounts = {"cpu": "4", "memory": "64Gi", "pods": "10"}
-        node = {"metadata": {"name": "n"}, "status": {"allocatable": amounts}}
-        self.process.nodes.take(self._line(node))
-
-    def _line(self, obj: dict[str, Any], kind: str = "MODIFIED") -> bytes:
-        self._version += 1
-        obj["metadata"]["resourceVersion"] = str(self._version)
-        return msgspec.json.encode({"type": kind, "object": obj})
-
-    def pod(
-        self,
-        name: str,
-        cpu: str,
-        *,
-        kind: str = "MODIFIED",
-        metadata: dict[str, Any] | None = None,
-        node: str = "",
-        ready: bool = False,
-        priority: int = 0,
-    ) -> None:
-        status: dict[str, Any] = {}
-        if ready:
-            conditions = [{"type": "Ready", "status": "True"}]
-            status = {"phase": "Running", "conditions": conditions}
-        resources = {"requests": {"cpu": cpu}}
-        obj = {
-            "metadata": {
-                "name": name,
-                "namespace": "default",
-                "uid": f"uid-{name}",
-                **(metadata or {}),
-            },
-            "spec": {
-                "schedulerName": "koord-scheduler",
-                "nodeName": node,
-                "priority": priority,
-                "containers": [{"name": "c", "resources": resources}],
-            },
-            "status": status,
-        }
-        self.process.pods.take(self._line(obj, kind))
-
-    def reservation(self, name: str, cpu: str, *, kind: str = "MODIFIED", **members: Any) -> None:
-        status = {
-            "phase": "Available",
-            "nodeName": "n",
-            "allocatable": {"cpu": cpu},
-            **members.pop("status", {}),
-        }
-        obj = {
-            "metadata": {
-                "name": name,
-                "uid": f"uid-{name}",
-                "labels": members.pop("labels", {}),
-                **members.pop("metadata", {}),
-            },
-            "spec": {
-                "template": {"spec": {"schedulerName": "koord-scheduler", "containers": []}},
-                "owners": _WEB,
-                "ttl": "1h",
-                **members,
-            },
-            "status": status,
-        }
-        self.process.reservations.take(self._line(obj, kind))
-
-    def placed(self) -> dict[str, str]:
-        """Schedule; return the name of the reservation of each pod that was placed, or ""."""
-        self.now += 20.0
-        self.process.schedule_for(10.0)
-        result = {}
-        while self.binder.waiting:
-            placement = self.binder.waiting.popleft()
-            text = placement.annotations.get(_USES)
-            result[placement.name] = json.loads(text)["name"] if text else ""
-        return result
-
+from tests.cluster.scheduler.beds.extender import Extender
+from tests.cluster.scheduler.reservations.bed import USES, WEB, ReservationBed
 
 _OWNER = {"labels": {"app": "web"}}
 
 
 def test_a_pod_that_is_a_reservation_gives_way_to_its_owner_once_it_is_ready() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     mode = {
         "labels": {"scheduling.koordinator.sh/operating-mode": "Reservation"},
-        "annotations": {"scheduling.koordinator.sh/reservation-owners": json.dumps(_WEB)},
+        "annotations": {"scheduling.koordinator.sh/reservation-owners": json.dumps(WEB)},
     }
     bed.pod("keeps", "3", metadata=mode, node="n")
     bed.pod("web", "3", metadata=_OWNER)
@@ -142,7 +31,7 @@ def test_a_pod_that_is_a_reservation_gives_way_to_its_owner_once_it_is_ready() -
 
 
 def test_a_waiting_pod_is_tried_when_a_reservation_comes_opens_or_ends() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.reservation("r", "3", owners=[{"object": {"name": "another"}}])
     bed.pod("web", "3", metadata=_OWNER)
     bed.pod("other", "2")
@@ -158,9 +47,9 @@ def test_a_waiting_pod_is_tried_when_a_reservation_comes_opens_or_ends() -> None
 
 
 def test_an_extender_is_asked_about_the_node_of_a_reservation_that_names_the_pod() -> None:
-    bed = Bed()
-    attempts = bed.process.attempts
-    attempts.consultant = _Extender()
+    bed = ReservationBed()
+    attempts = bed.core.attempts
+    attempts.consultant = Extender(asks_nodes="koord-scheduler")
     bed.reservation("r", "3", owners=[{"object": {"name": "web"}}])
     bed.pod("web", "3")
     assert bed.placed() == {}
@@ -170,9 +59,9 @@ def test_an_extender_is_asked_about_the_node_of_a_reservation_that_names_the_pod
 
 
 def test_an_extender_is_sent_the_reserve_pod_of_a_reservation() -> None:
-    bed = Bed()
-    attempts = bed.process.attempts
-    attempts.consultant = _Extender()
+    bed = ReservationBed()
+    attempts = bed.core.attempts
+    attempts.consultant = Extender(asks_nodes="koord-scheduler")
     spec = {
         "schedulerName": "koord-scheduler",
         "containers": [{"name": "c", "resources": {"requests": {"cpu": "1500m"}}}],
@@ -188,7 +77,7 @@ def test_an_extender_is_sent_the_reserve_pod_of_a_reservation() -> None:
     assert pod["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "1500m"}
     assert attempts.in_memory("uid-web") is None
     attempts.consulted("uid-r", None)
-    assert [placement.name for placement in bed.writer.waiting] == ["r"]
+    assert [placement.name for placement in bed.reserved] == ["r"]
 
 
 _BAD_EDITS: list[dict[str, Any]] = [
@@ -202,7 +91,7 @@ _BAD_EDITS: list[dict[str, Any]] = [
 def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_nobody_its_room(
     edit: dict[str, Any], outcome: str
 ) -> None:
-    bed = Bed()
+    bed = ReservationBed()
     spec = {
         "schedulerName": "koord-scheduler",
         "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}],
@@ -210,68 +99,68 @@ def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_nobody_its_room(
     pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
     bed.reservation("r", "3", template={"spec": spec}, status=pending)
     assert bed.placed() == {}
-    placement = bed.writer.waiting.pop()
+    placement = bed.reserved.pop()
     changed = {"template": {"spec": spec}, "status": pending, **edit}
     bed.reservation("r", "3", **changed)
-    assert "uid-r" in bed.process.reservation_source.problems
+    assert "uid-r" in bed.core.reservation_source.problems
     bed.pod("other", "2")
     assert bed.placed() == {}
     if outcome == "bound":
-        bed.process.attempts.bound(placement, Bound())
+        bed.core.attempts.bound(placement, Bound())
         # An older state may come late.
         bed.reservation("r", "3", **changed)
         bed.pod("more", "2")
         assert bed.placed() == {}
         bed.reservation("r", "3", **{**changed, "status": {}})
         assert bed.placed() == {}
-        assert bed.process.tables.bookings["uid-r"].node == "n"
+        assert bed.core.tables.bookings["uid-r"].node == "n"
         return
     if outcome == "refused":
         # What is refused during the binding is not written.
-        bed.writer.refused.clear()
-        bed.process.attempts.bound(placement, Refused(Why.CONFLICT, "edited"))
-        assert next(iter(edit)) in bed.writer.refused["uid-r"]
+        bed.refused.clear()
+        bed.core.attempts.bound(placement, Refused(Why.CONFLICT, "edited"))
+        assert next(iter(edit)) in bed.refused["uid-r"]
     elif outcome == "deleted":
         bed.reservation("r", "3", kind="DELETED", **changed)
     else:
         bed.reservation("r", "3", **{**changed, "status": {**pending, "phase": "Failed"}})
     assert bed.placed() == {"other": ""}
-    assert bed.process.queue.place("uid-r") is None
+    assert bed.core.queue.place("uid-r") is None
     if outcome == "refused":
         # Corrected, it waits for room again.
         bed.reservation("r", "3", template={"spec": spec}, status=pending)
-        assert bed.process.queue.place("uid-r") is not None
+        assert bed.core.queue.place("uid-r") is not None
         bed.pod("other", "2", kind="DELETED")
         assert bed.placed() == {}
-        assert [each.name for each in bed.writer.waiting] == ["r"]
+        assert [each.name for each in bed.reserved] == ["r"]
 
 
 def test_who_uses_a_reservation_wakes_no_pod() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.reservation("r", "3", allocateOnce=False)
     bed.pod("large", "2")
     assert bed.placed() == {}
-    attempts = bed.process.queue.order("uid-large")
+    attempts = bed.core.queue.order("uid-large")
     bed.reservation("r", "3", allocateOnce=False, status={"currentOwners": [{"name": "x"}]})
     assert bed.placed() == {}
-    assert bed.process.queue.order("uid-large") == attempts
+    assert bed.core.queue.order("uid-large") == attempts
 
 
 def test_a_reservation_that_is_deleted_while_a_pod_is_bound_to_use_it() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.reservation("r", "3")
     bed.pod("web", "3", metadata=_OWNER)
     assert bed.placed() == {"web": "r"}
     bed.reservation("r", "3", kind="DELETED")
     bed.pod("other", "2")
     assert bed.placed() == {}
-    uses = {"annotations": {_USES: '{"name":"r","uid":"uid-r"}'}, **_OWNER}
+    uses = {"annotations": {USES: '{"name":"r","uid":"uid-r"}'}, **_OWNER}
     bed.pod("web", "3", metadata=uses, node="n")
-    nodes = bed.process.tables.nodes
+    nodes = bed.core.tables.nodes
     assert int(nodes.requested[nodes.row("n"), 0]) == 3000
     bed.pod("web", "3", metadata=uses, node="n", kind="DELETED")
     assert bed.placed() == {"other": ""}
-    assert not len(bed.process.tables.reservations)
+    assert not len(bed.core.tables.reservations)
 
 
 _PREEMPTS = """
@@ -294,7 +183,7 @@ profiles:
 def test_pods_are_evicted_for_reservations_where_that_is_enabled(enabled: bool, other: str) -> None:
     disabled = "DefaultPreemption" if other == "none" else "ImageLocality"
     text = _PREEMPTS % (disabled, str(enabled).lower())
-    bed = Bed(read_configuration(text, obj="test"))
+    bed = ReservationBed(text)
     protected = {"labels": {"scheduling.koordinator.sh/disable-preemptible": "true"}}
     bed.pod("protected", "1", node="n", metadata=protected)
     bed.pod("victim", "2", node="n")
@@ -306,23 +195,23 @@ def test_pods_are_evicted_for_reservations_where_that_is_enabled(enabled: bool, 
     pending = {"phase": "Pending", "nodeName": "", "allocatable": {}}
     bed.reservation("r", "3", template={"spec": spec}, status=pending)
     assert bed.placed() == {}
-    assert bed.evicted == (["victim"] if enabled else [])
-    assert "Insufficient cpu" in bed.writer.refused["uid-r"]
+    assert bed.evicted() == (["victim"] if enabled else [])
+    assert "Insufficient cpu" in bed.refused["uid-r"]
     if enabled:
         # The room is the reservation's, not a less important pod's.
         bed.pod("victim", "2", node="n", kind="DELETED")
         bed.pod("late", "1", priority=10)
         assert bed.placed() == {}
-        assert [placement.name for placement in bed.writer.waiting] == ["r"]
+        assert [placement.name for placement in bed.reserved] == ["r"]
 
 
 def test_a_reservation_is_never_a_victim() -> None:
-    bed = Bed(read_configuration(_PREEMPTS % ("ImageLocality", "true"), obj="test"))
+    bed = ReservationBed(_PREEMPTS % ("ImageLocality", "true"))
     spec = {"schedulerName": "koord-scheduler", "priority": -5, "containers": []}
     bed.reservation("r", "3", template={"spec": spec})
     bed.pod("important", "3", priority=1000)
     assert bed.placed() == {}
-    assert bed.evicted == []
+    assert bed.evicted() == []
 
 
 # --- pre-allocation ------------------------------------------------------------------------------
@@ -338,29 +227,29 @@ def _pending(cpu: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_a_reservation_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.reservation("r", "3", **_pending("3"))
     bed.pod("other", "2")
     assert bed.placed() == {}
-    placement = bed.writer.waiting.popleft()
+    placement = bed.reserved.pop(0)
     # The watch shows the deletion; the object stays, and never gets a node.
     deleted = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
     bed.reservation("r", "3", metadata=deleted, **_pending("3"))
     assert bed.placed() == {}
-    bed.process.attempts.bound(placement, Refused(Why.DELETED, "being deleted"))
-    assert not bed.process.tables.bookings
+    bed.core.attempts.bound(placement, Refused(Why.DELETED, "being deleted"))
+    assert not bed.core.tables.bookings
     assert bed.placed() == {"other": ""}
 
 
 def test_a_reservation_whose_template_has_scheduling_gates_says_why_it_waits() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.reservation("r", "3", **_pending("3", schedulingGates=[{"name": "example.com/gate"}]))
     assert bed.placed() == {}
-    assert not bed.writer.waiting
-    assert "[example.com/gate]" in bed.writer.refused["uid-r"]
+    assert not bed.reserved
+    assert "[example.com/gate]" in bed.refused["uid-r"]
 
 
-def _pre_allocate(bed: Bed, name: str, cpu: str, **members: Any) -> None:
+def _pre_allocate(bed: ReservationBed, name: str, cpu: str, **members: Any) -> None:
     """Make a pending Reservation that takes over room of running pods with the label app: web."""
     wanted: dict[str, Any] = {
         "preAllocation": True,
@@ -370,26 +259,26 @@ def _pre_allocate(bed: Bed, name: str, cpu: str, **members: Any) -> None:
     bed.reservation(name, cpu, **{**wanted, **_pending(cpu), **members})
 
 
-def _requested(bed: Bed) -> int:
-    nodes = bed.process.tables.nodes
+def _requested(bed: ReservationBed) -> int:
+    nodes = bed.core.tables.nodes
     return int(nodes.requested[nodes.row("n"), 0])
 
 
-def _taken(bed: Bed) -> list[list[str]]:
+def _taken(bed: ReservationBed) -> list[list[str]]:
     """Schedule; return the pods that each placed Reservation takes over."""
     assert bed.placed() == {}
-    return [[pod.name for pod in placement.takes] for placement in bed.writer.waiting]
+    return [[pod.name for pod in placement.takes] for placement in bed.reserved]
 
 
 def test_a_reservation_takes_over_the_room_of_a_running_pod_and_keeps_it() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.pod("old", "3", node="n", metadata=_OWNER)
     _pre_allocate(bed, "r", "3")
     assert _taken(bed) == [["old"]]
     assert _requested(bed) == 3000
     bed.reservation("r", "3", allocatePolicy="Restricted", allocateOnce=False)
     assert _requested(bed) == 3000
-    uses = {"annotations": {_USES: '{"name":"r","uid":"uid-r"}'}, **_OWNER}
+    uses = {"annotations": {USES: '{"name":"r","uid":"uid-r"}'}, **_OWNER}
     bed.pod("old", "3", node="n", metadata=uses)
     assert _requested(bed) == 3000
     # The pod goes; what it had stays the reservation's, for its owners alone.
@@ -401,26 +290,26 @@ def test_a_reservation_takes_over_the_room_of_a_running_pod_and_keeps_it() -> No
 
 
 def test_a_binding_that_fails_gives_pods_back_as_they_were() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.pod("old", "3", node="n", metadata=_OWNER)
-    before = dict(bed.process.tables.bookings)
+    before = dict(bed.core.tables.bookings)
     _pre_allocate(bed, "r", "3")
     assert _taken(bed) == [["old"]]
-    bed.process.attempts.bound(bed.writer.waiting.popleft(), Refused(Why.FAILING, "test"))
-    assert dict(bed.process.tables.bookings) == before
-    assert not bed.process.tables._taken
+    bed.core.attempts.bound(bed.reserved.pop(0), Refused(Why.FAILING, "test"))
+    assert dict(bed.core.tables.bookings) == before
+    assert not bed.core.tables._taken
 
 
 def test_a_trial_without_a_pod_that_is_taken_over_leaves_it_as_it_was() -> None:
-    bed = Bed()
-    tables = bed.process.tables
+    bed = ReservationBed()
+    tables = bed.core.tables
     bed.pod("old", "3", node="n", metadata=_OWNER)
     before = dict(tables.bookings)
     _pre_allocate(bed, "r", "3")
     assert _taken(bed) == [["old"]]
     with Trial(tables) as trial:
         trial.remove("uid-old")
-    bed.process.attempts.bound(bed.writer.waiting.popleft(), Refused(Why.FAILING, "test"))
+    bed.core.attempts.bound(bed.reserved.pop(0), Refused(Why.FAILING, "test"))
     assert dict(tables.bookings) == before
 
 
@@ -454,7 +343,7 @@ _MULTIPLE = {"preAllocationPolicy": {"enableMultiple": True}}
 def test_which_pods_are_taken_over(
     pods: list[tuple[str, str]], cpu: str, members: dict[str, Any], takes: list[str] | None
 ) -> None:
-    bed = Bed()
+    bed = ReservationBed()
     for name, wanted in pods:
         bed.pod(name, wanted, node="n", metadata=_OWNER)
     required = {"scheduling.koordinator.sh/pre-allocation-required": "true"}
@@ -463,11 +352,11 @@ def test_which_pods_are_taken_over(
     _pre_allocate(bed, "r", cpu, **members)
     assert _taken(bed) == ([] if takes is None else [takes])
     if takes is None:
-        assert "0/1 nodes are available" in bed.writer.refused["uid-r"]
+        assert "0/1 nodes are available" in bed.refused["uid-r"]
 
 
 def test_two_reservations_do_not_take_one_pod() -> None:
-    bed = Bed()
+    bed = ReservationBed()
     bed.pod("a", "2", node="n", metadata=_OWNER)
     bed.pod("b", "2", node="n", metadata=_OWNER)
     _pre_allocate(bed, "r", "2")
@@ -495,7 +384,7 @@ profiles:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_cluster_mode_takes_labelled_pods_by_their_priority(enabled: bool) -> None:
     text = _CLUSTER % str(enabled).lower()
-    bed = Bed(read_configuration(text, obj="test"))
+    bed = ReservationBed(text)
     label = {"pod.koordinator.sh/is-pre-allocatable": "true"}
     key = "pod.koordinator.sh/pre-allocatable-priority"
     for name, priority in (("low", "-1"), ("high", "7"), ("none", "x")):
@@ -505,7 +394,7 @@ def test_cluster_mode_takes_labelled_pods_by_their_priority(enabled: bool) -> No
     _pre_allocate(bed, "r", "1", preAllocationPolicy=policy)
     assert _taken(bed) == ([["high"]] if enabled else [])
     if not enabled:
-        assert "preAllocationPolicy" in bed.writer.refused["uid-r"]
+        assert "preAllocationPolicy" in bed.refused["uid-r"]
         return
     # With free room on the node, that comes first under this configuration.
     bed.pod("plain", "1", node="n", metadata=_OWNER, kind="DELETED")

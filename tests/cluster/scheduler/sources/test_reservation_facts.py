@@ -8,7 +8,7 @@ import pytest
 
 from cluster.scheduler.sources.reservation_facts import facts_of
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy, ReservationFacts
-from tests.cluster.scheduler.sources.test_reserve_pods import read, template
+from tests.cluster.scheduler.sources.reserve_pod_making import read, template
 
 _OPTIONS = "scheduling.koordinator.sh/reservation-restricted-options"
 _RESERVED = "node.koordinator.sh/reservation"

@@ -10,50 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.core import pod_requests
-from apis.decode import json_decoder
 from apis.keys import ANNOTATION_RESERVE_POD
 from apis.quantity import ZERO, parse_quantity
-from apis.scheduling import Reservation
 from apis.scheduling_pod import NodeSelectorRequirement, SchedulingPod
 from cluster.scheduler.sources.objects import kept_pod
-from cluster.scheduler.sources.reserve_pods import ReservePod, read_reserve_pod
+from cluster.scheduler.sources.reserve_pods import read_reserve_pod
+from tests.cluster.scheduler.sources.reserve_pod_making import read, reservation, template
 
-_decode = json_decoder(Reservation)
 DEVICES = "scheduling.koordinator.sh/device-allocated"
 STATUS = "scheduling.koordinator.sh/resource-status"
 AFFINITY = "scheduling.koordinator.sh/reservation-affinity"
 RESIZE = "scheduling.koordinator.sh/reservation-resize-allocatable"
-
-
-def template(cpu: str = "4", **members: Any) -> dict[str, Any]:
-    spec = {
-        "schedulerName": "koord-scheduler",
-        "containers": [{"name": "main", "resources": {"requests": {"cpu": cpu, "memory": "8Gi"}}}],
-        **members.pop("spec", {}),
-    }
-    return {"metadata": {"creationTimestamp": None, **members.pop("metadata", {})}, "spec": spec}
-
-
-def reservation(
-    template: Any = None,
-    *,
-    metadata: dict[str, Any] | None = None,
-    status: dict[str, Any] | None = None,
-    **spec: Any,
-) -> Reservation:
-    return _decode(
-        msgspec.json.encode(
-            {
-                "metadata": {"name": "r", "uid": "u", **(metadata or {})},
-                "spec": {"template": template, "owners": [{}], "ttl": "24h", **spec},
-                "status": status or {},
-            }
-        )
-    )
-
-
-def read(*args: Any, **members: Any) -> ReservePod:
-    return read_reserve_pod(reservation(*args, **members))
 
 
 def test_the_reservation_goes_over_its_template() -> None:

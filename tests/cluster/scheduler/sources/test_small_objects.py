@@ -21,7 +21,7 @@ from cluster.scheduler.tables.tables import Tables
 from kube.cache import Change, Event
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.sources.heard import HeardQueue
-from tests.cluster.scheduler.tables.test_network_topology import RACKS, topology
+from tests.cluster.scheduler.tables.networks import RACKS, topology
 
 _decode_budget = json_decoder(DisruptionBudget)
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apis.decode import decode_object, to_plain
+from apis.decode import to_plain
 from apis.errors import InputError
-from apis.network_topology import ClusterNetworkTopology
 from cluster.scheduler.tables.gather import Gather, gather_of, index_of, selected
 from cluster.scheduler.tables.network_topology import (
     OUTSIDE,
@@ -22,22 +21,9 @@ from cluster.scheduler.tables.network_topology import (
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.tables.networks import RACKS, topology
 
 _SPEC = "gang.scheduling.koordinator.sh/network-topology-spec"
-
-
-def topology(*layers: tuple[str, str, list[str]]) -> ClusterNetworkTopology:
-    """Return an object with these layers: name, parent, label keys."""
-    spec = [{"topologyLayer": n, "parentTopologyLayer": p, "labelKey": k} for n, p, k in layers]
-    plain = {"metadata": {"name": "default"}, "spec": {"networkTopologySpec": spec}}
-    return decode_object(plain, ClusterNetworkTopology, obj="ClusterNetworkTopology default")
-
-
-RACKS: tuple[tuple[str, str, list[str]], ...] = (
-    ("SpineLayer", "ClusterTopologyLayer", ["spine"]),
-    ("RackLayer", "SpineLayer", ["rack", "old-rack"]),
-    ("NodeTopologyLayer", "RackLayer", []),
-)
 
 
 def test_layers_are_read_from_the_widest_to_the_narrowest_in_any_order() -> None:
