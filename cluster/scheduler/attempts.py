@@ -16,17 +16,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from apis.decode import canonical_json, to_plain
-from apis.meta import ObjectReference
-from apis.quantity import ResourceList, add_resources
+from apis.decode import canonical_json
 from apis.scheduling_pod import SchedulingPod
-from cluster.scheduler.binding.events import (
-    pod_reference,
-    reservation_reference,
-    scheduled,
-)
+from cluster.scheduler.binding.events import scheduled
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
-from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, TakenPod
+from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
 from cluster.scheduler.binding.statuses import (
     SCHEDULER_ERROR,
     SCHEDULING_GATED,
@@ -43,11 +37,11 @@ from cluster.scheduler.cycle.timings import PERMIT, SUCCESS, WAIT
 from cluster.scheduler.cycle.waiting import Attempt, Place
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics, Tried
+from cluster.scheduler.placements import of_pod, of_reservation, reference_of
 from cluster.scheduler.preemptions import PreemptionConsultant, Preemptions
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.reports import Reports, ReportWriters
 from cluster.scheduler.sources.reserve_pods import ReservePod
-from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.network_topology import NetworkTopology
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
@@ -362,34 +356,17 @@ class Attempts:
 
     def _submit(self, held: _Held, gang: Mapping[str, str | None]) -> None:
         pod, decision = held.pod, held.decision
-        namespace, _, name = pod.key.partition("/")
         annotations = {**decision.recorded.annotations, **gang}
         self._held[pod.uid] = _Held(pod, decision, held.tried, submitted=True)
         reserve_pod = self._reserve_pods.get(pod.uid)
         if reserve_pod is not None:
             takes = self._pods(decision.booking.allocation.takes)
-            kept = dict(reserve_pod.allocatable)
-            if self._resizes:
-                kept |= _of_devices(decision.booking.allocation)
-            self._writers.reserve(_of_reservation(reserve_pod, decision, kept, annotations, takes))
-            return
-        present = pod.shape.annotations
-        self._writers.bind(
-            Placement(
-                namespace=namespace,
-                name=name,
-                uid=pod.uid,
-                node=decision.booking.node,
-                annotations={k: v for k, v in annotations.items() if v is not None},
-                labels={k: v for k, v in decision.recorded.labels.items() if v is not None},
-                removed_annotations=tuple(
-                    key for key, value in annotations.items() if value is None and key in present
-                ),
-                volumes=decision.booking.allocation.volumes,
-                lock=decision.recorded.lock,
-                delegated=self.consultant is not None and self.consultant.binds(pod.shape),
+            self._writers.reserve(
+                of_reservation(reserve_pod, decision, annotations, takes, resizes=self._resizes)
             )
-        )
+        else:
+            delegated = self.consultant is not None and self.consultant.binds(pod.shape)
+            self._writers.bind(of_pod(pod, decision, annotations, delegated=delegated))
 
     def bound(self, placement: Placement | ReservationPlacement, outcome: Outcome) -> None:
         """Take the outcome of a binding."""
@@ -404,7 +381,7 @@ class Attempts:
         pod, now = held.pod, self._clock()
         self._metrics.bound(outcome, pod, held.tried, now, time.perf_counter())
         if isinstance(outcome, Bound):
-            about = _reference(placement)
+            about = reference_of(placement)
             controller = pod.shape.scheduler_name
             self._writers.event(scheduled(about, placement.node, controller=controller))
             self._writers.settled(placement)
@@ -477,39 +454,3 @@ class Attempts:
             if gated.plugin != "SchedulingGates" or gated.pod.uid in self._reserve_pods:
                 pod, nominated = gated.pod, "" if ended else None
                 self.reports.report(pod.key, pod.uid, SCHEDULING_GATED, gated.reason, nominated)
-
-
-def _of_reservation(
-    reserve_pod: ReservePod,
-    decision: Decision,
-    kept: ResourceList,
-    annotations: Mapping[str, str | None],
-    takes: tuple[TakenPod, ...],
-) -> ReservationPlacement:
-    """Return what is written to a Reservation. Labels of devices are for the pods that use it.
-
-    kept: what it reserves.
-    """
-    meta, status = reserve_pod.reservation.metadata, reserve_pod.reservation.status
-    present = meta.annotations
-    return ReservationPlacement(
-        name=reserve_pod.name,
-        uid=reserve_pod.uid,
-        node=decision.booking.node,
-        allocatable={name: str(amount) for name, amount in kept.items()},
-        annotations={k: v for k, v in annotations.items() if v is not None or k in present},
-        takes=takes,
-        # Pods are marked only for a Reservation that is known to wait still.
-        seen=None if takes else Seen(meta.resource_version, present, to_plain(status.conditions)),
-    )
-
-
-def _of_devices(allocation: Allocation) -> ResourceList:
-    """Return what all allocated devices have together, such as koordinator.sh/gpu-core: 200."""
-    return add_resources(*(one.resources for each in allocation.devices.values() for one in each))
-
-
-def _reference(placement: Placement | ReservationPlacement) -> ObjectReference:
-    if isinstance(placement, ReservationPlacement):
-        return reservation_reference(placement.name, placement.uid)
-    return pod_reference(placement.namespace, placement.name, placement.uid)

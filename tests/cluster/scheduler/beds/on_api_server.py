@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -67,6 +68,18 @@ async def make_node(client: Client, name: str, *, cpu: int, **metadata: Any) -> 
     status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
     await client.patch(NODES, name, status, subresource="status")
     await client.patch(NODES, name, b'{"spec":{"taints":null}}')
+
+
+async def make_cpus(client: Client, node: str, count: int) -> None:
+    """Have a node report CPUs, two to a core, all of one socket and NUMA node."""
+    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(count)]
+    annotations = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
+    body = {
+        "metadata": {"name": node, "annotations": annotations},
+        "topologyPolicies": ["None"],
+        "zones": [],
+    }
+    await client.create(NODE_RESOURCE_TOPOLOGIES, encode_object(NODE_RESOURCE_TOPOLOGIES, body))
 
 
 async def make_pod(

@@ -21,7 +21,7 @@ from kube.resources import NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kubernetes import programs
 from tests.cluster.conftest import read
-from tests.cluster.scheduler.beds.on_api_server import scheduler
+from tests.cluster.scheduler.beds.on_api_server import make_node, scheduler
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
 
 pytestmark = pytest.mark.apiserver
@@ -51,13 +51,7 @@ async def _make_nodes(client: Client, *names: str) -> None:
     await client.request("DELETE", f"{PODS.path(namespace='default')}?gracePeriodSeconds=0")
     await client.request("DELETE", NODES.path())
     for name in names:
-        labels = {"kubernetes.io/hostname": name}
-        body = {"metadata": {"name": name, "labels": labels}}
-        await client.create(NODES, encode_object(NODES, body))
-        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-        status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-        await client.patch(NODES, name, status, subresource="status")
-        await client.patch(NODES, name, b'{"spec":{"taints":null}}')
+        await make_node(client, name, cpu=8, labels={"kubernetes.io/hostname": name})
 
 
 async def _make_pod(

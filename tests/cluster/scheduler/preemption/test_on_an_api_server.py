@@ -13,7 +13,7 @@ from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from kube.client import Client, encode_object
 from kube.resources import EVENTS, NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.beds.on_api_server import scheduler
+from tests.cluster.scheduler.beds.on_api_server import make_node, scheduler
 
 pytestmark = pytest.mark.apiserver
 
@@ -24,15 +24,6 @@ leaderElection: {leaderElect: false}
 profiles: [{schedulerName: koord-scheduler}]
 """
 _CLASSES = {"preempted-low": 10, "preempting-high": 1000}
-
-
-async def _make_node(client: Client, name: str) -> None:
-    amounts = {"cpu": "4", "memory": "32Gi", "pods": "110"}
-    await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await client.patch(NODES, name, status, subresource="status")
-    # Without a kubelet the API server marks a new node as not ready.
-    await client.patch(NODES, name, b'{"spec":{"taints":null}}')
 
 
 async def _make_pod(
@@ -94,7 +85,7 @@ async def _play(server: ApiServer) -> None:
             body = encode_object(PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
             await client.create(PRIORITY_CLASSES, body)
         for node, app in (("n0", "kept"), ("n1", "any")):
-            await _make_node(client, node)
+            await make_node(client, node, cpu=4)
             for number in range(2):
                 name = f"{node}-{number}"
                 await _make_pod(client, name, 2, "preempted-low", app=app, node=node)

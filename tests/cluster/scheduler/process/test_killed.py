@@ -14,12 +14,19 @@ from typing import Any
 import pytest
 
 from apis.cpuset import CpuSet
-from kube.client import Client, encode_object
-from kube.resources import NODE_RESOURCE_TOPOLOGIES, PODS
+from kube.client import Client
+from kube.resources import PODS
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.scheduler import SchedulerBed
 from tests.beds.unkind_server import Held, UnkindServer, unkind
-from tests.cluster.scheduler.beds.on_api_server import make_node, make_pod, play, pods, refusal
+from tests.cluster.scheduler.beds.on_api_server import (
+    make_cpus,
+    make_node,
+    make_pod,
+    play,
+    pods,
+    refusal,
+)
 
 pytestmark = pytest.mark.apiserver
 
@@ -68,21 +75,6 @@ async def _make_pinned_pod(client: Client, name: str) -> None:
         containers=[container],
         priorityClassName="koord-prod",
     )
-
-
-async def _make_pinning_node(client: Client) -> None:
-    await make_node(client, "n", cpu=_CPUS)
-    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(_CPUS)]
-    topology = {
-        "metadata": {
-            "name": "n",
-            "annotations": {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})},
-        },
-        "topologyPolicies": ["None"],
-        "zones": [],
-    }
-    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
-    await client.create(NODE_RESOURCE_TOPOLOGIES, body)
 
 
 async def _by_name(client: Client) -> dict[str, dict[str, Any]]:
@@ -142,7 +134,8 @@ async def _killed(client: Client, between: UnkindServer, program: SchedulerBed) 
 
 def test_a_kill_between_two_writes_gives_nothing_twice(server: ApiServer, tmp_path: Path) -> None:
     async def scenario(server: ApiServer, client: Client) -> None:
-        await _make_pinning_node(client)
+        await make_node(client, "n", cpu=_CPUS)
+        await make_cpus(client, "n", _CPUS)
         async with unkind(server, seed=0, share=0.0) as between:
             program = SchedulerBed(between.kubeconfig(), tmp_path, _CONFIGURATION)
             try:

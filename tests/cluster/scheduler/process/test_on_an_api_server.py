@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,13 +16,19 @@ from kube.client import Client, encode_object
 from kube.resources import (
     EVENTS,
     NODE_METRICS,
-    NODE_RESOURCE_TOPOLOGIES,
-    NODES,
     POD_GROUPS,
     PODS,
 )
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.beds.on_api_server import scheduler
+from tests.cluster.scheduler.beds.on_api_server import (
+    make_cpus,
+    make_node,
+    make_pod,
+    nodes_of,
+    play,
+    pods,
+    scheduler,
+)
 
 pytestmark = pytest.mark.apiserver
 
@@ -47,93 +52,30 @@ profiles:
 """
 
 
-async def _make_node(client: Client, name: str, cpu: int = 8, **metadata: Any) -> None:
-    amounts = {"cpu": str(cpu), "memory": "32Gi", "pods": "110"}
-    labels = {"kubernetes.io/hostname": name, **metadata.pop("labels", {})}
-    body = {"metadata": {"name": name, "labels": labels, **metadata}}
-    await client.create(NODES, encode_object(NODES, body))
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await client.patch(NODES, name, status, subresource="status")
-    # Without a kubelet the API server marks a new node as not ready.
-    await client.patch(NODES, name, b'{"spec":{"taints":null}}')
-
-
-async def _make_pod(
-    client: Client,
-    name: str,
-    *,
-    cpu: str = "1",
-    scheduler: str = "koord-scheduler",
-    limits: dict[str, str] | None = None,
-    metadata: dict[str, Any] | None = None,
-    **spec: Any,
-) -> None:
-    resources = {"requests": {"cpu": cpu, "memory": "1Gi"}, "limits": limits or {}}
-    body = {
-        "metadata": {"name": name, **(metadata or {})},
-        "spec": {
-            "schedulerName": scheduler,
-            "automountServiceAccountToken": False,
-            "containers": [{"name": "main", "image": "x", "resources": resources}],
-            **spec,
-        },
-    }
-    await client.create(PODS, encode_object(PODS, body), namespace="default")
-
-
-async def _pods(client: Client) -> list[dict[str, Any]]:
-    raw = await client.request("GET", PODS.path(namespace="default"))
-    items: list[dict[str, Any]] = msgspec.json.decode(raw)["items"]
-    return items
-
-
-async def _nodes_of(client: Client) -> dict[str, str]:
-    return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in await _pods(client)}
-
-
 async def _events(client: Client, reason: str) -> list[dict[str, Any]]:
     raw = await client.request("GET", EVENTS.path(namespace="default"))
     return [event for event in msgspec.json.decode(raw)["items"] if event["reason"] == reason]
-
-
-async def _clear(client: Client) -> None:
-    """Remove all pods, nodes and events of earlier tests."""
-    for resource, namespace in ((PODS, "default"), (EVENTS, "default"), (NODES, "")):
-        path = f"{resource.path(namespace=namespace)}?gracePeriodSeconds=0"
-        await client.request("DELETE", path)
-    for resource in (NODE_METRICS, NODE_RESOURCE_TOPOLOGIES):
-        await client.request("DELETE", resource.path())
-    await client.request("DELETE", POD_GROUPS.path(namespace="default"))
-
-
-def _play(server: ApiServer, scenario: Callable[[ApiServer, Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with server.client() as client:
-            await _clear(client)
-            await scenario(server, client)
-
-    asyncio.run(run())
 
 
 async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(4):
-        await _make_node(client, f"n{number}")
+        await make_node(client, f"n{number}", cpu=8)
     async with scheduler(server.connection(), _CONFIGURATION):
         for number in range(16):
             name = "koord-scheduler" if number % 2 else "other-scheduler"
-            await _make_pod(client, f"p{number}", cpu="2", scheduler=name)
+            await make_pod(client, f"p{number}", cpu="2", schedulerName=name)
 
         async def all_bound() -> bool:
-            return all((await _nodes_of(client)).values())
+            return all((await nodes_of(client)).values())
 
         await eventually(all_bound)
-        assert Counter((await _nodes_of(client)).values()) == {f"n{n}": 4 for n in range(4)}
-        await _make_pod(client, "late", cpu="2")
+        assert Counter((await nodes_of(client)).values()) == {f"n{n}": 4 for n in range(4)}
+        await make_pod(client, "late", cpu="2")
 
         async def condition() -> dict[str, Any] | None:
-            late = next(p for p in await _pods(client) if p["metadata"]["name"] == "late")
+            late = next(p for p in await pods(client) if p["metadata"]["name"] == "late")
             conditions = late["status"].get("conditions", [])
             return next((c for c in conditions if c["type"] == "PodScheduled"), None)
 
@@ -152,10 +94,10 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
         events = await eventually(failed)
         assert events[0]["involvedObject"]["name"] == "late"
         assert "4 Insufficient cpu" in events[0]["message"]
-        await _make_node(client, "large", cpu=64)
+        await make_node(client, "large", cpu=64)
 
         async def late_is_bound() -> bool:
-            return (await _nodes_of(client))["late"] == "large"
+            return (await nodes_of(client))["late"] == "large"
 
         await eventually(late_is_bound)
 
@@ -166,16 +108,16 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
 
 
 def test_pods_fill_nodes_exactly_and_the_rest_is_told_why(server: ApiServer) -> None:
-    _play(server, _pods_fill_nodes_exactly_and_the_rest_is_told_why)
+    play(server, _pods_fill_nodes_exactly_and_the_rest_is_told_why)
 
 
 async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(3):
-        await _make_node(client, f"n{number}", cpu=10)
+        await make_node(client, f"n{number}", cpu=10)
     for number in range(30):
-        await _make_pod(client, f"p{number}")
+        await make_pod(client, f"p{number}", cpu="1")
     for _ in range(3):
         async with scheduler(server.connection(), _CONFIGURATION):
             # Bindings are under way when the process is told to stop.
@@ -183,10 +125,10 @@ async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
     async with scheduler(server.connection(), _CONFIGURATION) as process:
 
         async def all_bound() -> bool:
-            return all((await _nodes_of(client)).values())
+            return all((await nodes_of(client)).values())
 
         await eventually(all_bound)
-        assert Counter((await _nodes_of(client)).values()) == {f"n{n}": 10 for n in range(3)}
+        assert Counter((await nodes_of(client)).values()) == {f"n{n}": 10 for n in range(3)}
 
         def settled() -> bool:
             return len(process.tables.bookings) == 30 and not process.binder.in_flight
@@ -198,25 +140,15 @@ async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
 
 
 def test_a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(server: ApiServer) -> None:
-    _play(server, _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice)
+    play(server, _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice)
 
 
 async def _cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer, client: Client) -> None:
-    await _make_node(client, "n0")
-    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
-    topology = {
-        "metadata": {
-            "name": "n0",
-            "annotations": {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})},
-        },
-        "topologyPolicies": ["None"],
-        "zones": [],
-    }
-    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
-    await client.create(NODE_RESOURCE_TOPOLOGIES, body)
+    await make_node(client, "n0", cpu=8)
+    await make_cpus(client, "n0", 8)
     async with scheduler(server.connection(), _CONFIGURATION):
         for number in range(2):
-            await _make_pod(
+            await make_pod(
                 client,
                 f"p{number}",
                 cpu="2",
@@ -229,7 +161,7 @@ async def _cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer, client:
                 pod["metadata"]
                 .get("annotations", {})
                 .get("scheduling.koordinator.sh/resource-status")
-                for pod in await _pods(client)
+                for pod in await pods(client)
                 if pod["spec"].get("nodeName")
             ]
             return texts if len(texts) == 2 else []
@@ -240,13 +172,13 @@ async def _cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer, client:
 
 
 def test_cpus_of_a_pod_stand_on_it_when_it_is_bound(server: ApiServer) -> None:
-    _play(server, _cpus_of_a_pod_stand_on_it_when_it_is_bound)
+    play(server, _cpus_of_a_pod_stand_on_it_when_it_is_bound)
 
 
 async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
     server: ApiServer, client: Client
 ) -> None:
-    await _make_node(client, "busy")
+    await make_node(client, "busy", cpu=8)
 
     async def report(cpu: str) -> None:
         usage = {"resources": {"cpu": cpu, "memory": "1Gi"}}
@@ -260,10 +192,10 @@ async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
     await client.create(NODE_METRICS, encode_object(NODE_METRICS, {"metadata": {"name": "busy"}}))
     await report("7")
     async with scheduler(server.connection(), _CONFIGURATION):
-        await _make_pod(client, "p")
+        await make_pod(client, "p", cpu="1")
 
         async def told() -> bool:
-            (pod,) = await _pods(client)
+            (pod,) = await pods(client)
             return any(
                 "node(s) cpu usage exceed threshold" in condition.get("message", "")
                 for condition in pod["status"].get("conditions", [])
@@ -273,64 +205,64 @@ async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
         await report("1")
 
         async def bound() -> bool:
-            return (await _nodes_of(client))["p"] == "busy"
+            return (await nodes_of(client))["p"] == "busy"
 
         await eventually(bound)
 
 
 def test_a_node_that_reports_high_usage_is_avoided_until_it_recovers(server: ApiServer) -> None:
-    _play(server, _a_node_that_reports_high_usage_is_avoided_until_it_recovers)
+    play(server, _a_node_that_reports_high_usage_is_avoided_until_it_recovers)
 
 
 async def _what_is_not_decided_here_is_refused_with_its_field(
     server: ApiServer, client: Client
 ) -> None:
-    await _make_node(client, "n0")
+    await make_node(client, "n0", cpu=8)
     claim = {"name": "v", "resourceClaimName": "c"}
     async with scheduler(server.connection(), _CONFIGURATION):
-        await _make_pod(client, "p", resourceClaims=[claim])
+        await make_pod(client, "p", cpu="1", resourceClaims=[claim])
 
         async def told() -> str:
-            (pod,) = await _pods(client)
+            (pod,) = await pods(client)
             conditions = pod["status"].get("conditions", [])
             return next((c.get("message", "") for c in conditions), "")
 
         message = await eventually(told)
         assert "spec.resourceClaims" in message
-        assert not any((await _nodes_of(client)).values())
+        assert not any((await nodes_of(client)).values())
 
 
 def test_what_is_not_decided_here_is_refused_with_its_field(server: ApiServer) -> None:
-    _play(server, _what_is_not_decided_here_is_refused_with_its_field)
+    play(server, _what_is_not_decided_here_is_refused_with_its_field)
 
 
 async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Client) -> None:
     for number in range(2):
-        await _make_node(client, f"n{number}")
+        await make_node(client, f"n{number}", cpu=8)
     group = {"metadata": {"name": "g"}, "spec": {"minMember": 5}}
     await client.create(POD_GROUPS, encode_object(POD_GROUPS, group), namespace="default")
     member = {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}
     async with scheduler(server.connection(), _CONFIGURATION) as process:
         for number in range(4):
-            await _make_pod(client, f"g{number}", cpu="4", metadata=member)
+            await make_pod(client, f"g{number}", cpu="4", metadata=member)
         # Four members are not enough; they are gated, and another pod takes no notice of them.
-        await _make_pod(client, "other", cpu="1")
+        await make_pod(client, "other", cpu="1")
 
         async def other_is_bound() -> bool:
-            return bool((await _nodes_of(client))["other"])
+            return bool((await nodes_of(client))["other"])
 
         await eventually(other_is_bound)
-        await _make_pod(client, "g4", cpu="4", metadata=member)
+        await make_pod(client, "g4", cpu="4", metadata=member)
 
         async def rejected() -> bool:
             return any(
                 'GangGroup "default/g" gets rejected' in condition.get("message", "")
-                for pod in await _pods(client)
+                for pod in await pods(client)
                 for condition in pod["status"].get("conditions", [])
             )
 
         await eventually(rejected)
-        nodes = await _nodes_of(client)
+        nodes = await nodes_of(client)
         assert [name for name, node in nodes.items() if node] == ["other"]
 
         async def status(*phases: str) -> dict[str, Any] | None:
@@ -342,16 +274,16 @@ async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Cli
         assert found.get("scheduled", 0) == 0
         # What the members held for a moment is free again.
         await eventually(lambda: len(process.tables.bookings) == 1)
-        await _make_node(client, "large", cpu=16)
+        await make_node(client, "large", cpu=16)
 
         async def all_bound() -> bool:
-            return all((await _nodes_of(client)).values())
+            return all((await nodes_of(client)).values())
 
         await eventually(all_bound, seconds=30)
         key = "internal.scheduling.koordinator.sh/bind-gang-member-count"
         counts = {
             pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(key)
-            for pod in await _pods(client)
+            for pod in await pods(client)
         }
         assert counts == {"other": None, **{f"g{number}": "5" for number in range(5)}}
         assert (await eventually(lambda: status("Scheduled")))["scheduled"] == 5
@@ -364,4 +296,4 @@ async def _a_gang_is_bound_together_or_not_at_all(server: ApiServer, client: Cli
 
 
 def test_a_gang_is_bound_together_or_not_at_all(server: ApiServer) -> None:
-    _play(server, _a_gang_is_bound_together_or_not_at_all)
+    play(server, _a_gang_is_bound_together_or_not_at_all)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
 from cluster.scheduler.binding.victims import Victim, evict_victim
@@ -27,7 +26,6 @@ from kube.connection import Connection
 from kube.kept_client import KeptClient
 from kube.resources import (
     CLUSTER_NETWORK_TOPOLOGIES,
-    NODE_RESOURCE_TOPOLOGIES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -39,6 +37,7 @@ from kube.resources import (
 )
 from tests.beds.apiserver import ApiServer, api_server, eventually
 from tests.cluster.conftest import grant, install, read
+from tests.cluster.scheduler.beds.on_api_server import make_cpus, make_node
 from tests.cluster.scheduler.configuration.files import chart_file
 from tests.cluster.scheduler.configuration.files import load as load_configuration
 from tests.cluster.scheduler.volumes.controller import volume_controller
@@ -167,7 +166,8 @@ async def _do_everything(fresh: ApiServer) -> None:
         _LosesAnswers(fresh.connection(USER)) as client,
     ):
         await grant(admin, USER, *rbac())
-        await _make_node(admin)
+        await make_node(admin, "n", cpu=8)
+        await make_cpus(admin, "n", 8)
         process = SchedulerProcess(client, configuration, seed=1, clock=clock, network_status=True)
         task = asyncio.create_task(process.run(stop))
         await eventually(lambda: process.ready or task.done(), seconds=30)
@@ -291,23 +291,6 @@ async def _read_the_secure_port(fresh: ApiServer, process: SchedulerProcess) -> 
         assert await status("/metrics", fresh.tokens["nobody"]) == 403
         # An administrator, group system:masters.
         assert await status("/apis/v1/nodes/n", fresh.tokens["admin"]) == 200
-
-
-async def _make_node(admin: Client) -> None:
-    await admin.create(NODES, encode_object(NODES, {"metadata": {"name": "n"}}))
-    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await admin.patch(NODES, "n", status, subresource="status")
-    await admin.patch(NODES, "n", b'{"spec":{"taints":null}}')
-    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
-    annotations = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
-    topology = {
-        "metadata": {"name": "n", "annotations": annotations},
-        "topologyPolicies": ["None"],
-        "zones": [],
-    }
-    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
-    await admin.create(NODE_RESOURCE_TOPOLOGIES, body)
 
 
 async def _make_pods(admin: Client) -> None:

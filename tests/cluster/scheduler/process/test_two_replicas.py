@@ -23,9 +23,10 @@ import pytest
 from apis.cpuset import CpuSet
 from cluster.scheduler.manifests import configuration, rbac
 from kube.client import Client, encode_object
-from kube.resources import LEASES, NODE_RESOURCE_TOPOLOGIES, NODES, PODS
+from kube.resources import LEASES, PODS
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, read
+from tests.cluster.scheduler.beds.on_api_server import make_cpus, make_node
 from tests.ports import free_ports
 
 pytestmark = pytest.mark.apiserver
@@ -84,22 +85,9 @@ async def _leads(session: aiohttp.ClientSession, replica: _Replica) -> bool:
 
 
 async def _make_nodes(client: Client) -> None:
-    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(_CPUS)]
-    annotations = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
-    amounts = {"cpu": str(_CPUS), "memory": "64Gi", "pods": "110"}
     for number in range(_NODES):
-        name = f"n{number}"
-        await client.create(NODES, encode_object(NODES, {"metadata": {"name": name}}))
-        status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-        await client.patch(NODES, name, status, subresource="status")
-        await client.patch(NODES, name, b'{"spec":{"taints":null}}')
-        topology = {
-            "metadata": {"name": name, "annotations": annotations},
-            "topologyPolicies": ["None"],
-            "zones": [],
-        }
-        body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
-        await client.create(NODE_RESOURCE_TOPOLOGIES, body)
+        await make_node(client, f"n{number}", cpu=_CPUS)
+        await make_cpus(client, f"n{number}", _CPUS)
 
 
 async def _make_pod(client: Client, name: str) -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from apis.meta import format_time
 from kube.client import Client, encode_object
-from kube.resources import EVENTS, NODE_RESOURCE_TOPOLOGIES, PODS, RESERVATIONS
+from kube.resources import EVENTS, PODS, RESERVATIONS
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.unkind_server import Held, unkind
 from tests.cluster.scheduler.beds.on_api_server import (
+    make_cpus,
     make_node,
     make_pod,
     nodes_of,
@@ -268,15 +269,7 @@ async def _a_pod_that_demands_a_reservation_waits_for_it_and_gets_its_cpus(
     server: ApiServer, client: Client
 ) -> None:
     await make_node(client, "n0", cpu=8)
-    detail = [{"id": i, "core": i // 2, "socket": 0, "node": 0} for i in range(8)]
-    key = "node.koordinator.sh/cpu-topology"
-    topology = {
-        "metadata": {"name": "n0", "annotations": {key: json.dumps({"detail": detail})}},
-        "topologyPolicies": ["None"],
-        "zones": [],
-    }
-    body = encode_object(NODE_RESOURCE_TOPOLOGIES, topology)
-    await client.create(NODE_RESOURCE_TOPOLOGIES, body)
+    await make_cpus(client, "n0", 8)
     bound_to_cpus = {"koordinator.sh/qosClass": "LSR"}
     demands = {"scheduling.koordinator.sh/reservation-affinity": json.dumps({"name": "kept"})}
     async with scheduler(server.connection(), _CONFIGURATION):

@@ -19,7 +19,7 @@ from kube.resources import (
     Resource,
 )
 from tests.beds.apiserver import ApiServer, eventually
-from tests.cluster.scheduler.beds.on_api_server import scheduler
+from tests.cluster.scheduler.beds.on_api_server import make_node, nodes_of, scheduler
 from tests.cluster.scheduler.volumes.controller import (
     Tree,
     clear_volumes,
@@ -42,15 +42,6 @@ podMaxBackoffSeconds: 1
 
 async def _create(client: Client, resource: Resource, body: Tree, namespace: str = "") -> None:
     await client.create(resource, encode_object(resource, body), namespace=namespace)
-
-
-async def _node(client: Client, name: str) -> None:
-    body = {"metadata": {"name": name, "labels": {HOST: name}}}
-    await _create(client, NODES, body)
-    amounts = {"cpu": "64", "memory": "64Gi", "pods": "110"}
-    status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-    await client.patch(NODES, name, status, subresource="status")
-    await client.patch(NODES, name, b'{"spec":{"taints":null}}')
 
 
 async def _class(client: Client, name: str, provisioner: str) -> None:
@@ -92,11 +83,6 @@ async def _pod(client: Client, name: str, *claims: str) -> None:
     await _create(client, PODS, {"metadata": {"name": name}, "spec": spec}, "default")
 
 
-async def _nodes_of(client: Client) -> dict[str, str]:
-    pods = await objects(client, PODS.path(namespace="default"))
-    return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in pods}
-
-
 async def _volumes_of(client: Client) -> dict[str, str]:
     """Return the volume of each claim that is bound."""
     claims = await objects(client, PERSISTENT_VOLUME_CLAIMS.path(namespace="default"))
@@ -136,7 +122,7 @@ async def _every_claim_gets_a_volume_of_its_own_where_its_pod_runs(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(3):
-        await _node(client, f"n{number}")
+        await make_node(client, f"n{number}", cpu=64, labels={HOST: f"n{number}"})
         for size in (1, 2, 3):
             await _volume(client, f"v{number}-{size}", node=f"n{number}", size=f"{size}Gi")
     async with volume_controller(client), scheduler(server.connection(), _CONFIGURATION) as process:
@@ -146,13 +132,13 @@ async def _every_claim_gets_a_volume_of_its_own_where_its_pod_runs(
             await _pod(client, f"web-{number}", f"data-{number}", f"made-{number}")
 
         async def all_bound() -> bool:
-            nodes = await _nodes_of(client)
+            nodes = await nodes_of(client)
             return len(nodes) == 9 and all(nodes.values())
 
         await eventually(all_bound, seconds=60)
         volumes = await _volumes_of(client)
         assert len(set(volumes.values())) == len(volumes) == 18
-        nodes = await _nodes_of(client)
+        nodes = await nodes_of(client)
         for number in range(9):
             assert volumes[f"data-{number}"][:2] == f"v{nodes[f'web-{number}'][1:]}"
         # What is bound is not planned any more.
@@ -171,7 +157,7 @@ async def _every_claim_gets_a_volume_of_its_own_where_its_pod_runs(
         await _volume(client, "new", node="n1")
 
         async def late_is_bound() -> bool:
-            return (await _nodes_of(client))["late"] == "n1"
+            return (await nodes_of(client))["late"] == "n1"
 
         await eventually(late_is_bound)
 
@@ -184,7 +170,7 @@ async def _a_pod_goes_elsewhere_when_its_volume_cannot_be_made(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(2):
-        await _node(client, f"n{number}")
+        await make_node(client, f"n{number}", cpu=64, labels={HOST: f"n{number}"})
     tried: list[str] = []
 
     def made(claim: Tree, node: str) -> bool:
@@ -196,10 +182,10 @@ async def _a_pod_goes_elsewhere_when_its_volume_cannot_be_made(
         await _pod(client, "p", "c")
 
         async def bound() -> bool:
-            return bool((await _nodes_of(client))["p"])
+            return bool((await nodes_of(client))["p"])
 
         await eventually(bound, seconds=60)
-        assert (await _nodes_of(client))["p"] != tried[0]
+        assert (await nodes_of(client))["p"] != tried[0]
 
 
 def test_a_pod_goes_elsewhere_when_its_volume_cannot_be_made(server: ApiServer) -> None:
@@ -210,7 +196,7 @@ async def _a_restart_goes_on_with_the_volumes_that_were_chosen(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(3):
-        await _node(client, f"n{number}")
+        await make_node(client, f"n{number}", cpu=64, labels={HOST: f"n{number}"})
         await _volume(client, f"v{number}", node=f"n{number}")
     await _claim(client, "data", "volumes-local")
     await _claim(client, "made", "volumes-made")
@@ -228,14 +214,14 @@ async def _a_restart_goes_on_with_the_volumes_that_were_chosen(
 
     async with scheduler(server.connection(), _CONFIGURATION):
         before = await eventually(written)
-    assert not any((await _nodes_of(client)).values())
+    assert not any((await nodes_of(client)).values())
     async with scheduler(server.connection(), _CONFIGURATION) as process, volume_controller(client):
 
         async def bound() -> bool:
-            return bool((await _nodes_of(client))["p"])
+            return bool((await nodes_of(client))["p"])
 
         await eventually(bound)
-        assert (await _nodes_of(client))["p"] == before["node"]
+        assert (await nodes_of(client))["p"] == before["node"]
         assert (await _volumes_of(client))["data"] == before["volume"]
         assert process.volume_binder.counts.refused == 0
 
