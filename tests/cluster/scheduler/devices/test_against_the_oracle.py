@@ -118,11 +118,13 @@ def test_a_node_gives_the_devices_that_the_oracle_gives_or_fails_with_its_reason
 
 
 @given(st.lists(machines(), min_size=1, max_size=3), AMOUNTS, EXTRA)
-def test_nodes_are_ranked_as_the_oracle_ranks_them(
+def test_nodes_that_pass_are_ranked_as_the_oracle_ranks_them(
     machines: list[dict[str, Any]], requests: dict[str, Any], extra: dict[str, Any]
 ) -> None:
     cluster = _cluster(machines)
     shape = a_shape(requests, **extra)
     rows = np.arange(len(machines), dtype=np.intp)
     scores = DeviceShareScore(cluster.devices).score(shape, cluster.tables, rows)
-    assert scores.tolist() == [oracle.node_score(node, _request(shape)) for node in cluster.nodes]
+    for score, node in zip(scores.tolist(), cluster.nodes, strict=True):
+        if not isinstance(oracle.decide(node, _request(shape)), oracle.Failed):
+            assert score == oracle.node_score(node, _request(shape))
