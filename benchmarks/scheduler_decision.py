@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 
 from apis.decode import json_decoder
+from apis.keys import ANNOTATION_RESERVE_POD
 from apis.meta import LabelSelector
 from apis.nodemetric import NodeMetric
 from apis.quota import decode_elastic_quota
@@ -127,6 +128,7 @@ def _pod(
     affinity: bool = False,
     quota: str = "",
     claim: str = "",
+    reserves: bool = False,
 ) -> SchedulingPod:
     spec: dict[str, object] = {}
     if claim:
@@ -137,10 +139,16 @@ def _pod(
         terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         rule = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
         spec["affinity"] = {"nodeAffinity": rule}
+    annotations = {ANNOTATION_RESERVE_POD: "true"} if reserves else {}
     labels = {"app": app} | ({"quota.scheduling.koordinator.sh/name": quota} if quota else {})
     resources = {"requests": {"cpu": f"{cpu}m", "memory": "64Mi"}}
     body = {
-        "metadata": {"name": f"p{number}", "namespace": "default", "labels": labels},
+        "metadata": {
+            "name": f"p{number}",
+            "namespace": "default",
+            "labels": labels,
+            "annotations": annotations,
+        },
         "spec": {
             "schedulerName": "bench",
             "priority": 9500,
@@ -154,7 +162,7 @@ def _pod(
 def _reserve(tables: Tables, shapes: Shapes, count: int, app: Callable[[int], str]) -> None:
     """Make reservations of 200m and 128Mi for the workload app(number), one on a node."""
     requests = {"cpu": 200, "memory": 128 << 20}
-    shape = shapes.of(_pod(0, app="", cpu=200))
+    shape = shapes.of(_pod(0, app="", cpu=200, reserves=True))
     for number in range(count):
         selector = LabelSelector(match_labels={"app": app(number)})
         uid = f"r{number}"

@@ -186,7 +186,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         if self.restored is None or not self.load.has_reservations:
             return
         if not isinstance(rows, slice):
-            yield from enumerate(rows.tolist())
+            yield from ((i, row) for i, row in enumerate(rows.tolist()) if self.load.reserved(row))
             return
         every = range(*rows.indices(len(tables.nodes)))
         for row in self.restored.rows(pod, tables).tolist():
@@ -200,18 +200,19 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         resource. To a pod that ignores Reservations all of them are free. prod: only what counts
         as load of class koord-prod.
         """
-        reserved = self.load.reserved(row)
         given = np.zeros(len(self.load.resources), dtype=np.int64)
+        reserved = self.load.reserved(row)
         if self.restored is None or not reserved:
             return given
-        shares = {uid: share.prod_delta if prod else share.delta for uid, share in reserved.items()}
-        for uid in self.restored.ignored(pod, tables, row):
-            if uid in shares:
-                given += shares[uid]
-        own = self.load.estimate(pod)
-        for uid in self.restored.on(pod, tables, row):
-            if uid in shares:
-                given = np.maximum(given, np.minimum(shares[uid], own))
+        matched = self.restored.on(pod, tables, row)
+        ignored = () if matched else self.restored.ignored(pod, tables, row)
+        own = self.load.estimate(pod) if matched else given
+        for uid in (*matched, *ignored):
+            share = reserved.get(uid)
+            if share is None:
+                continue
+            amount = share.prod_delta if prod else share.delta
+            given = given + amount if ignored else np.maximum(given, np.minimum(amount, own))
         return given
 
 

@@ -16,7 +16,7 @@ from apis.decode import json_decoder
 from apis.nodemetric import NodeMetric
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.profiles import make_plugins
-from cluster.scheduler.tables.load import LoadSettings
+from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, chart_profile, file
 from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
@@ -316,3 +316,23 @@ def test_the_fullest_resource_alone_may_decide_the_score() -> None:
     node.plugin = replace(node.plugin, dominant_weight=1)
     node.load.set_report(node.row, make_metric("8", str(96 * 1024**3 - 1)))
     assert node.score(requests={"memory": "1"}, limits={"memory": "1"}) == 25
+
+
+def test_without_a_report_all_that_is_known_of_a_node_are_estimates() -> None:
+    node = LoadNode()
+    node.place("prod", requests={"cpu": "4"})
+    node.place("batch", priority=5500, requests={"kubernetes.io/batch-cpu": "2000"})
+    columns = ("base", "delta", "prod_usage", "prod_delta", "estimated")
+    cpu = [int(getattr(node.load, name)[node.row, 0]) for name in columns]
+    assert cpu == [0, 3400 + 1700, 0, 3400, 3400 + 1700]
+
+
+def test_reports_that_are_read_before_the_first_decision_have_not_expired() -> None:
+    tables = Tables()
+    load = LoadTable(tables.nodes, LoadSettings())
+    tables.add_node_part(load)
+    row = tables.upsert_node(make_node("n"))
+    load.set_report(row, make_metric("1"))
+    assert not load.expired[row]
+    load.advance(NOW + 3600)
+    assert load.expired[row]
