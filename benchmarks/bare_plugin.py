@@ -19,10 +19,10 @@ import uvloop
 
 from hooks.decision import Decision, ResourceKey
 from hooks.observed import Container, Sandbox
-from koordlet.process import schedule_event_loop
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
+from service.scheduling import schedule_event_loop
 
 
 class Silent:

@@ -41,7 +41,7 @@ from service import open_files
 from service.files import UNWRITABLE
 from service.locks import LockHeld, lock_directory, node_lock
 from service.memory import give_back
-from service.scheduling import schedule_this_thread
+from service.scheduling import schedule_event_loop
 
 _LOG = logging.getLogger("koordlet")
 
@@ -51,14 +51,6 @@ SWITCH_INTERVAL_S: Final = 0.00005
 """How long the reconciler's thread may hold the interpreter while a hook waits: half of what an
 answer takes. Python's default of 5 ms would show in the tail of every hook's latency. Twice the
 value costs a hook that meets the reconciler that much more."""
-_LOOP_NICENESS: Final = -10
-"""Of the event loop's thread: nine times the weight of the process's other threads. Chosen with
-traces of the scheduler: with -5 the kernel still lets a running thread go on now and then, -20
-brings nothing more."""
-_LOOP_SLICE_US: Final = 100
-"""Of the event loop's thread: the kernel's minimum, and about what an answer takes. The shorter the
-slice, the earlier the deadline of a thread that was woken."""
-
 _CAP_DAC_OVERRIDE: Final = 1
 """The bit of capabilities(7)."""
 
@@ -130,11 +122,6 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return 1 if runner.run(serve()) else 0
-
-
-def schedule_event_loop() -> None:
-    """Schedule the calling thread as one that answers hooks."""
-    schedule_this_thread(slice_us=_LOOP_SLICE_US, niceness=_LOOP_NICENESS)
 
 
 def _leave_soon(status: int) -> None:

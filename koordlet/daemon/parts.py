@@ -66,6 +66,7 @@ from linux.host import Host
 from linux.procfs import boot_id
 from nri_plugin.options import Launch
 from service.locks import LockHeld
+from service.scheduling import schedule_beside_event_loop
 
 _LOG = logging.getLogger("koordlet")
 
@@ -95,7 +96,11 @@ class Parts:
         self._started = time.monotonic()
         self.host = host
         self.background = background
-        self.workers = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="koordlet-io")
+        self.workers = ThreadPoolExecutor(
+            max_workers=_WORKERS,
+            thread_name_prefix="koordlet-io",
+            initializer=schedule_beside_event_loop,
+        )
         self.events = Events()
         self.audit = Auditing(config, self.workers)
         self._boot = boot_id(host)

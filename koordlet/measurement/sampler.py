@@ -23,12 +23,10 @@ from koordlet.measurement.collecting import Collector, Round, Targets, Unavailab
 from koordlet.measurement.kernel_files import KernelFiles
 from koordlet.measurement.store import Store, View
 from service.repeats import Repeats
-from service.scheduling import StepAside, schedule_this_thread
+from service.scheduling import StepAside, schedule_beside_event_loop
 
 log = logging.getLogger(__name__)
 
-_SLICE_US: Final = 20_000
-"""The thread's slice, as the reconciler's: it does not interrupt a thread that answers a hook."""
 _EARLY_S: Final = 0.001
 """A wait may end so much early; the tick counts as reached."""
 _UNAVAILABLE_AGAIN_S: Final = 30.0
@@ -196,7 +194,7 @@ class Sampler:
     # --- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        schedule_this_thread(slice_us=_SLICE_US)
+        schedule_beside_event_loop()
         try:
             begun = self.clock()
             tick = 0

@@ -35,7 +35,7 @@ from koordlet.reconciler.wishes import Wishes
 from koordlet.state.snapshot import Snapshot
 from linux.cgroup_paths import Layout
 from linux.resources import Resource
-from service.scheduling import schedule_this_thread
+from service.scheduling import schedule_beside_event_loop
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,6 @@ _AFTER_CRASH_S: Final = 0.05
 """The pause after a failed pass, against a loop that fails at once each time."""
 _CRASH_LOG_EVERY_S: Final = 300.0
 """How long the same defect is not logged again; as for events that repeat."""
-_SLICE_US: Final = 20_000
-"""The thread's slice; the default is 1.4 to 2.8 ms. Its deadline is then later than that of
-a thread that is woken for a hook. It has its full share of the processor all the same. Twice the
-value makes no difference: a pod update takes 1 ms."""
 _MOST_OF_CRASH: Final = 300
 """Characters of an error that `status` and `/readyz` show: about three lines."""
 
@@ -418,7 +414,7 @@ class Reconciler:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        schedule_this_thread(slice_us=_SLICE_US)
+        schedule_beside_event_loop()
         while not self._stopping:
             self._turn()
 

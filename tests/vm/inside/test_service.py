@@ -54,7 +54,8 @@ def test_the_event_loop_may_prefer_itself_in_the_sandbox(service: Service) -> No
         for task in tasks.iterdir()
     }
     assert niceness.pop(service.pid) == -10
-    assert set(niceness.values()) == {0}
+    assert -9 in niceness.values()
+    assert set(niceness.values()) <= {0, -9}
 
 
 def test_it_is_connected_to_containerd(service: Service) -> None:
