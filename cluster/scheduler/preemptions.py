@@ -169,7 +169,8 @@ class Preemptions:
         needs = self._needing.pop(uid, None)
         if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
             return
-        message = f"{needs.diagnosis.text} preemption: {error}"
+        diagnosis = needs.diagnosis(self._scheduling.tables.nodes)
+        message = f"{diagnosis.text} preemption: {error}"
         self._attempts.abandon(needs.pod, message, self._clock(), reason=UNSCHEDULABLE)
 
     def _end(self, uid: str, nodes: Proposals | NotFound) -> None:
@@ -177,7 +178,8 @@ class Preemptions:
         needs = self._needing.pop(uid, None)
         if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
             return
-        pod, diagnosis, now = needs.pod, needs.diagnosis, self._clock()
+        pod, now = needs.pod, self._clock()
+        diagnosis = needs.diagnosis(self._scheduling.tables.nodes)
         try:
             found: Candidate | NotFound = NotFound("")
             if not self._edited(pod) and not self._permit.needs_others(uid):

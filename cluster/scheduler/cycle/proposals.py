@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 
@@ -38,32 +39,41 @@ class NeedsRoom:
     """A pod that no node takes, and for which extenders are to be asked about evictions.
 
     What they are asked about is worked out when its turn comes: thousands of pods may wait, and
-    what could be evicted for one of them takes 100 KB. Of rows, a bit each is kept.
-    passed: the rows that passed all filters at the attempt, and were refused by others.
+    what could be evicted for one of them takes 100 KB. Of rows, a bit each is kept. A row whose
+    node is gone counts no more, also where another node has the row by now.
     """
 
     pod: PendingPod[PodShape]
     _diagnosis: Diagnosis
     _resolvable: bytes
     _passed: bytes
+    _version: int
 
     @classmethod
     def of(
-        cls, pod: PendingPod[PodShape], diagnosis: Diagnosis, passed: NDArray[np.intp]
+        cls,
+        pod: PendingPod[PodShape],
+        diagnosis: Diagnosis,
+        passed: NDArray[np.intp],
+        nodes: NodeTable,
     ) -> NeedsRoom:
-        """Return what is kept of an attempt."""
+        """Return what is kept of an attempt.
+
+        passed: the rows that passed all filters, and were refused by others. nodes: the table, as
+        at the attempt.
+        """
         without = replace(diagnosis, resolvable=_NO_ROWS)
-        return cls(pod, without, _packed(diagnosis.resolvable), _packed(passed))
+        resolvable = _packed(diagnosis.resolvable)
+        return cls(pod, without, resolvable, _packed(passed), nodes.version)
 
-    @property
-    def diagnosis(self) -> Diagnosis:
-        """Why the pod had no node at the attempt."""
-        return replace(self._diagnosis, resolvable=_unpacked(self._resolvable))
+    def diagnosis(self, nodes: NodeTable) -> Diagnosis:
+        """Return why the pod had no node at the attempt. nodes: the table, as it is now."""
+        resolvable = nodes.same_since(_unpacked(self._resolvable), self._version)
+        return replace(self._diagnosis, resolvable=resolvable)
 
-    @property
-    def passed(self) -> NDArray[np.intp]:
-        """The rows that passed all filters at the attempt, ascending."""
-        return _unpacked(self._passed)
+    def passed(self, nodes: NodeTable) -> NDArray[np.intp]:
+        """Return the rows that passed all filters at the attempt, ascending. nodes: as above."""
+        return nodes.same_since(_unpacked(self._passed), self._version)
 
 
 def _packed(rows: NDArray[np.intp]) -> bytes:

@@ -398,7 +398,7 @@ class Scheduling:
                 return found
         evaluation = self.examine(mine.shape, pod.shape.scheduler_name)
         passed = diagnosis.resolvable[:0] if evaluation is None else evaluation.feasible
-        return NeedsRoom.of(pod, diagnosis, passed)
+        return NeedsRoom.of(pod, diagnosis, passed, self.tables.nodes)
 
     def propose(
         self, needs: NeedsRoom, being_evicted: Callable[[Booking], bool]
@@ -409,12 +409,13 @@ class Scheduling:
         Where a node passes that did not at the attempt, no pod is evicted: the change that made
         room has the pod tried again.
         """
-        diagnosis, pod = needs.diagnosis, self._with_its_reservations(needs.pod)
+        nodes, pod = self.tables.nodes, self._with_its_reservations(needs.pod)
+        diagnosis = needs.diagnosis(nodes)
         default = self._default_preemption(pod, diagnosis)
         if default is None:
             return NotFound("")
         evaluation = self.examine(pod.shape, pod.shape.scheduler_name)
-        if evaluation is not None and len(np.setdiff1d(evaluation.feasible, needs.passed)):
+        if evaluation is not None and len(np.setdiff1d(evaluation.feasible, needs.passed(nodes))):
             return NotFound(ROOM_BY_NOW)
         return default.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
 

@@ -61,6 +61,8 @@ class NodeTable:
         self._recent: deque[int] = deque(maxlen=_RECENT)
         """The rows of the last changes: the last one is that of `version`."""
         self.object_row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self._appeared = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        """The `version` with which the row's node appeared."""
         self.alive = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.unschedulable = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.allocatable = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
@@ -125,6 +127,11 @@ class NodeTable:
             return _NO_ROWS
         return np.flatnonzero(self.object_row_version[: len(self)] > version)
 
+    def same_since(self, rows: NDArray[np.intp], version: int) -> NDArray[np.intp]:
+        """Return those of `rows` that still belong to the node that had them at `version`."""
+        rows = rows[self.alive[rows]]
+        return rows[self._appeared[rows] <= version]
+
     # --- changing ------------------------------------------------------------------------------
 
     def touch(self, row: int) -> None:
@@ -145,6 +152,7 @@ class NodeTable:
         row = self._row_of.get(name)
         if row is None:
             row = self._new_row(name)
+            self._appeared[row] = self.version + 1
             self.membership += 1
         amounts = amounts_of(node.status.allocatable)
         self.learn(amounts)
@@ -261,6 +269,7 @@ class NodeTable:
         for column in (
             "row_version",
             "object_row_version",
+            "_appeared",
             "alive",
             "unschedulable",
             "allocatable",

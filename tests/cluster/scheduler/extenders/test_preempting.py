@@ -14,18 +14,22 @@ import pytest
 
 from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
 from cluster.scheduler.cycle import node_search, preemption
+from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.proposals import NeedsRoom
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.extenders import consulting
 from cluster.scheduler.extenders.consulting import Extenders
+from cluster.scheduler.plugins.contract import Reason
 from cluster.scheduler.reasons.diagnosis import Diagnosis
+from cluster.scheduler.tables.amounts import ResourceNames
+from cluster.scheduler.tables.nodes import NodeTable
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from kube.client import ApiError, Client
 from tests.beds.apiserver import eventually
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.extenders.serving import Serving, Tree, serving
-from tests.cluster.scheduler.making import make_pod
+from tests.cluster.scheduler.making import make_node, make_pod
 
 
 class _Client:
@@ -317,11 +321,50 @@ class _Asked:
     def preempts(self, *_: object) -> bool:
         return True
 
-    def ask(self, *_: object) -> None:
+    def ask(self, pod: PendingPod[PodShape]) -> None:
         raise AssertionError("it filters no nodes")
 
     def ask_victims(self, pod: PendingPod[PodShape]) -> None:
         assert self._bed.core.attempts.preemptions.proposed(pod.uid) is None
+
+
+class _Refusing(_Asked):
+    """An extender that also refuses one node. It is asked about preemptions by the test."""
+
+    def concerns(self, *_: object) -> bool:
+        return True
+
+    def ask(self, pod: PendingPod[PodShape]) -> None:
+        attempts = self._bed.core.attempts
+        asked = frozenset(attempts.candidates(pod.uid) or ())
+        failed = {name: Reason("refused") for name in asked & {"refused"}}
+        attempts.consulted(pod.uid, Opinion(asked, failed, {}))
+
+    def ask_victims(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["other", "refused"])
+def test_a_new_node_counts_as_room_where_it_has_the_row_of_one_that_was_refused(name: str) -> None:
+    """name: of the new node, which may be that of the node before."""
+    bed = Bed()
+    bed.core.attempts.consultant = _Refusing(bed)
+    for node in ("full", "refused"):
+        bed.node(node, 4)
+    bed.pod("old", 3, 1, node="full")
+    bed.pod("new", 3, 9)
+    bed.run()
+    row = bed.core.tables.nodes.row("refused")
+    proposals = bed.core.attempts.preemptions.proposed("u-new")
+    assert proposals is not None
+    assert list(proposals) == ["full"]
+    bed.show(bed.core.nodes, "DELETED", {"metadata": {"name": "refused"}})
+    bed.node(name, 4)
+    assert bed.core.tables.nodes.row(name) == row
+    # Without it the pod would be evicted for nothing.
+    assert bed.core.attempts.preemptions.proposed("u-new") is None
+    assert bed.evicted() == []
+    bed.run(20.0)
+    assert bed.node_of("new") == ("other" if name == "other" else "")
 
 
 def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
@@ -401,9 +444,13 @@ def test_what_is_kept_of_a_pod_that_waits_is_a_bit_for_each_node() -> None:
     rows = np.arange(0, 5000, 3)
     pod = PendingPod("ns/p", "u", 0, Shapes().of(make_pod("p")), created=0.0)
     diagnosis = Diagnosis(nodes=5000, resolvable=rows)
-    needs = NeedsRoom.of(pod, diagnosis, rows[:7])
-    assert needs.diagnosis.resolvable.tolist() == rows.tolist()
-    assert needs.passed.tolist() == rows[:7].tolist()
+    nodes = NodeTable(ResourceNames())
+    for number in range(5000):
+        nodes.upsert(make_node(f"n{number}"))
+    needs = NeedsRoom.of(pod, diagnosis, rows[:7], nodes)
+    nodes.upsert(make_node("n3", labels={"changed": "yes"}))
+    assert needs.diagnosis(nodes).resolvable.tolist() == rows.tolist()
+    assert needs.passed(nodes).tolist() == rows[:7].tolist()
     assert len(pickle.dumps((needs._resolvable, needs._passed))) < 1000
 
 
