@@ -367,6 +367,29 @@ def test_a_new_node_counts_as_room_where_it_has_the_row_of_one_that_was_refused(
     assert bed.node_of("new") == ("other" if name == "other" else "")
 
 
+def test_a_fault_after_the_answer_is_shown_and_the_pod_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(preemption.Preemption, "choose", broken)
+    bed = Bed()
+    bed.core.attempts.consultant = _Refusing(bed)
+    bed.node("full", 4)
+    bed.pod("old", 3, 1, node="full")
+    bed.pod("new", 3, 9)
+    bed.run()
+    bed.core.attempts.preemptions.agreed("u-new", {})
+    assert bed.messages["new"] == "RuntimeError: broken"
+    assert bed.core.attempts.faults.count == 1
+    assert bed.core.queue.place("u-new") is Place.BACKOFF
+    monkeypatch.undo()
+    bed.gone("old")
+    bed.run(20.0)
+    assert bed.node_of("new") == "full"
+
+
 def test_a_search_that_finds_no_node_to_propose_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

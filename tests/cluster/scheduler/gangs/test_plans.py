@@ -43,7 +43,7 @@ _ALONE = {
 class _Bed:
     """Racks A (a0, a1) and B (b0, b1, b2); nodes of A have 8 CPUs, those of B have 4."""
 
-    def __init__(self, *, topology: bool = True) -> None:
+    def __init__(self, *, topology: bool = True, may_preempt: bool = False) -> None:
         self.tables = Tables()
         plugins = make_plugins(_CONFIGURATION, self.tables)
         self.network = plugins.network
@@ -56,6 +56,7 @@ class _Bed:
             self.scheduling.evaluate,
             self.network,
             node_of=self.scheduling.nominator.node_of,
+            may_preempt=lambda pod: may_preempt,
         )
         for name in ("a0", "a1", "b0", "b1", "b2"):
             cpu = "8" if name[0] == "a" else "4"
@@ -220,3 +221,20 @@ def test_the_score_counts_only_for_pods_that_name_their_job() -> None:
     assert plugin.applies(bed.pod("w").shape, bed.tables)
     plain = bed.shapes.of(make_pod("p", annotations={"x": json.dumps({})}))
     assert not plugin.applies(plain, bed.tables)
+
+
+@pytest.mark.parametrize(
+    ("least", "may_preempt", "tried"), [(1, True, True), (1, False, False), (2, True, False)]
+)
+def test_only_a_member_that_needs_no_other_is_tried_without_room(
+    least: int, may_preempt: bool, tried: bool
+) -> None:
+    """The attempt may make room for it, and does not for pods that need others."""
+    bed = _Bed(may_preempt=may_preempt)
+    pods = [bed.pod(f"worker-{number}", cpu=9) for number in range(2)]
+    found = bed.plans.node_for(pods[0], [Wanted("default/g", least, tuple(pods), _RACK)])
+    if tried:
+        assert found == ""
+    else:
+        assert isinstance(found, Diagnosis)
+        assert found.message.endswith("and there is room for 0 at most.")

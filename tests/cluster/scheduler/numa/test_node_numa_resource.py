@@ -24,8 +24,8 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
     LABEL_QOS_CLASS,
 )
-from apis.numa import CPUBindPolicy
-from cluster.scheduler.exact.numa import Hint, Hints, Scoring
+from apis.numa import CPUBindPolicy, NUMATopologyPolicy
+from cluster.scheduler.exact.numa import Hint, Hints, Scoring, affinities
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
@@ -276,6 +276,33 @@ def test_a_policy_needs_numa_resources_and_names_what_is_short() -> None:
     assert cluster.allocate(shape, "full") == "Insufficient NUMA memory"
 
 
+def test_numa_nodes_that_fit_exactly_only_together_are_the_last_resort_of_best_effort() -> None:
+    """No set has some of both, as one NUMA node has the CPUs and the other the memory."""
+    cluster = NumaCluster()
+    cluster.add_node("n", make_topology("n", zones={0: {"cpu": "8"}, 1: {"memory": "32Gi"}}))
+    best_effort = {"numaTopologyPolicy": "BestEffort"}
+    exact = cluster.shape({"cpu": "8", "memory": "32Gi"}, numa=best_effort)
+    assert cluster.reasons(exact) == {"n": ()}
+    given = cluster.allocate(exact, "n")
+    assert isinstance(given, Allocation)
+    assert given.numa == ((0, {"cpu": 8000}), (1, {"memory": 32 * GI}))
+    more = cluster.shape({"cpu": "8001m", "memory": "32Gi"}, numa=best_effort)
+    assert cluster.reasons(more)["n"]
+
+
+def test_cpus_in_use_count_in_their_numa_node_where_it_states_no_cpu() -> None:
+    cluster = small_cluster(zones={0: {"memory": "32Gi"}, 1: {"memory": "32Gi"}})
+    cluster.place(cluster.shape({"cpu": "6"}, qos="LSR"), "n", cpus="0-5")
+    numa = {"numaTopologyPolicy": "SingleNUMANode"}
+    both = cluster.shape({"cpu": "4", "memory": "1Gi"}, qos="LSR", numa=numa)
+    for _ in range(2):
+        given = cluster.allocate(both, "n")
+        assert isinstance(given, Allocation)
+        assert given.numa == ((1, {"cpu": 4000, "memory": GI}),)
+        cluster.place(both, "n", cpus=str(given.cpus), numa=given.numa)
+    assert cluster.allocate(both, "n") == "Insufficient NUMA cpu"
+
+
 def test_numa_ids_with_gaps_are_divided_by_what_each_has() -> None:
     """Availability belongs to the NUMA id, not to a position in a list."""
     cluster = NumaCluster()
@@ -299,6 +326,15 @@ def test_bound_cpus_are_divided_as_whole_cores_where_required() -> None:
         "6-15",
         ((0, {"cpu": 2000}), (1, {"cpu": 8000})),
     )
+
+
+def test_a_set_where_one_provider_would_mix_pods_comes_after_wider_ones() -> None:
+    """The other provider, such as the one of devices, has no opinion about mixing."""
+    own = {0b01: Hint(True, mixes=True), 0b11: Hint(True)}
+    devices = {0b01: Hint(True), 0b11: Hint(True)}
+    for hints in ((own, devices), (devices, own)):
+        assert affinities(NUMATopologyPolicy.RESTRICTED, (0, 1), hints) == [0b11, 0b01]
+    assert affinities(NUMATopologyPolicy.RESTRICTED, (0, 1), [devices]) == [0b01, 0b11]
 
 
 @pytest.mark.parametrize(

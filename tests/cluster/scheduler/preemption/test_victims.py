@@ -17,6 +17,7 @@ from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, by_trial, default_victims
 from cluster.scheduler.reasons.diagnosis import diagnose
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.preemption.making import PROFILE, Bed
@@ -303,6 +304,18 @@ def test_a_pod_inside_a_reservation_is_not_evicted_where_that_frees_nothing() ->
         "preemption: 0/2 nodes are available: 1 Insufficient cpu,"
         " 1 No preemption victims found for incoming pod."
     )
+
+
+def test_a_promised_pod_takes_nothing_of_what_it_does_not_request() -> None:
+    """The new pod needs all 64 GiB of the node, and the promised pod none of them."""
+    promised = OraclePod("promised", 20, 1000)
+    node = OracleNode("a", 4000, 9, (OraclePod("old", 1, 2000),), (promised,))
+    bed = Bed([node])
+    shape = bed.shapes.of(make_pod("new", requests={"cpu": "2", "memory": "64Gi"}, priority=10))
+    pending = PendingPod("default/new", "new", 10, shape, 0.0)
+    found = bed.preemption.find(pending, np.array([bed.row("a")]), salt=5)
+    assert isinstance(found, Candidate)
+    assert _names(found) == ["old"]
 
 
 @pytest.mark.parametrize(
