@@ -37,6 +37,7 @@ def of_pod(
             key for key, value in annotations.items() if value is None and key in present
         ),
         volumes=decision.booking.allocation.volumes,
+        lock=decision.recorded.lock,
         delegated=delegated,
     )
 
