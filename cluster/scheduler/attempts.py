@@ -299,7 +299,9 @@ class Attempts:
             node=node,
             together=self._permit.group(pod.uid) if node else frozenset(),
         )
-        if node and opinion is None and isinstance(outcome, Unplaced):
+        refused_here = isinstance(outcome, Unplaced) and not outcome.diagnosis.refusal
+        if node and opinion is None and refused_here:
+            # What is no matter of nodes, such as a full quota, would refuse the next plan as well.
             raise PlanOutdated(f"node {node}, planned for the pod, does not take it any more")
         return outcome
 

@@ -1,0 +1,63 @@
+"""A gang that something other than room holds back: what its members hold meanwhile, and when it
+is tried again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.scheduler.cycle.waiting import Place
+from tests.cluster.scheduler.beds.core import Bed
+
+_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    preFilter: {enabled: [{name: ElasticQuota}]}
+    reserve: {enabled: [{name: ElasticQuota}]}
+    permit: {enabled: [{name: Coscheduling}]}
+  pluginConfig:
+  - name: Coscheduling
+    args: {awareNetworkTopology: true}
+"""
+_RACK = json.dumps({"gatherStrategy": [{"layer": "rack", "strategy": "MustGather"}]})
+_QUOTA = "quota.scheduling.koordinator.sh/name"
+
+
+def _rack(nodes: int) -> Bed:
+    """Return nodes of 4 CPUs in one rack."""
+    bed = Bed(_CONFIGURATION)
+    bed.network("rack")
+    for number in range(nodes):
+        bed.node(f"n{number}", 4, rack="s1")
+    return bed
+
+
+@pytest.mark.parametrize("gather", [_RACK, ""], ids=["gathered", "anywhere"])
+def test_a_gang_beyond_its_quota_is_refused_as_a_whole_until_the_quota_grows(gather: str) -> None:
+    bed = _rack(4)
+    quota = {
+        "metadata": {"name": "q", "namespace": "default", "uid": "q"},
+        "spec": {"min": {"cpu": "4"}, "max": {"cpu": "8"}},
+    }
+    bed.show(bed.core.quotas, "ADDED", quota)
+    names = ["g0", "g1", "g2"]
+    for name in names:
+        bed.pod(name, 4, 10, gang=3, gather=gather)
+        bed.pods[name]["metadata"]["labels"][_QUOTA] = "q"
+        bed.change(name)
+    bed.run()
+    for _ in range(3):
+        bed.run(15.0)
+        # Neither nodes nor the quota are kept from others.
+        assert {bed.core.queue.place(f"u-{name}") for name in names} == {Place.UNSCHEDULABLE}
+        assert len(bed.core.tables.bookings) == 0
+    assert "Insufficient quotas" in bed.messages["g2"]
+    quota["spec"] = {"min": {"cpu": "4"}, "max": {"cpu": "12"}}
+    bed.show(bed.core.quotas, "MODIFIED", quota)
+    bed.run(15.0)
+    assert all(bed.node_of(name) for name in names)
