@@ -100,8 +100,15 @@ class ContainerPort(Wire, frozen=True):
     protocol: str = "TCP"
 
 
+class ContainerRestartRule(Wire, frozen=True):
+    """What happens when a container ends with certain exit codes; these are not looked at."""
+
+    action: str = ""
+
+
 class SchedulingContainer(Container, frozen=True):
     ports: tuple[ContainerPort, ...] = ()
+    restart_policy_rules: tuple[ContainerRestartRule, ...] = ()
 
 
 class PodSchedulingGate(Wire, frozen=True):
@@ -157,6 +164,8 @@ class SchedulingPodSpec(PodSpec, frozen=True):
     scheduling_group: SchedulingGroup | None = None
     workload_ref: SchedulingGroup | None = None
     """The name of `scheduling_group` in Kubernetes 1.35."""
+    host_users: bool | None = None
+    """False: the pod has a user namespace of its own."""
 
 
 class SchedulingPodStatus(PodStatus, frozen=True):
@@ -181,6 +190,7 @@ class ContainerImage(Wire, frozen=True):
 
 class SchedulingNodeStatus(NodeStatus, frozen=True):
     images: tuple[ContainerImage, ...] = ()
+    declared_features: tuple[str, ...] = ()
 
 
 class SchedulingNode(Node, frozen=True):

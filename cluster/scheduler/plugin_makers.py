@@ -40,6 +40,7 @@ from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.device_share import DeviceShareFilter
 from cluster.scheduler.plugins.devices.settings import Settings as DeviceSettings
 from cluster.scheduler.plugins.devices.settings import settings_of
+from cluster.scheduler.plugins.nodes.declared_features import NodeDeclaredFeatures
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
@@ -285,6 +286,7 @@ MAKERS: Final[Mapping[str, Callable[[SharedTables, ProfileConfiguration], Any]]]
     "TaintToleration": lambda shared, of: TaintToleration(),
     "NodeAffinity": lambda shared, of: NodeAffinity(of.arguments.node_affinity.added_affinity),
     "NodePorts": lambda shared, of: NodePorts(restored(of)),
+    "NodeDeclaredFeatures": lambda shared, of: NodeDeclaredFeatures(),
     "Reservation": _make_reservation,
     "NodeResourcesFit": _make_fit,
     "PodTopologySpread": _make_spread,

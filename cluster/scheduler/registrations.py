@@ -83,6 +83,9 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     "NodeUnschedulable": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
     "TaintToleration": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_TAINT),),
     "NodeAffinity": (Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),),
+    "NodeDeclaredFeatures": (
+        Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_DECLARED_FEATURES),
+    ),
     "NodePorts": (Registration(NODE, _NODE_ADDED), Registration(POD, Action.DELETE), _RESERVED),
     "NodeResourcesFit": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),

@@ -76,9 +76,7 @@ PLUGINS: Final[Mapping[str, Known]] = {
     "NodeResourcesBalancedAllocation": _at(_PRE_SCORE, _SCORE),
     "ImageLocality": _at(_SCORE),
     "DefaultBinder": _at(Point.BIND),
-    "NodeDeclaredFeatures": _at(
-        _PRE_FILTER, _FILTER, left_out="features that nodes declare are not looked at"
-    ),
+    "NodeDeclaredFeatures": _at(_PRE_FILTER, _FILTER),
     "GangScheduling": _at(
         _ENQUEUE, _RESERVE, _PERMIT, left_out="gangs are scheduled by Coscheduling"
     ),
@@ -133,6 +131,7 @@ DEFAULT_MULTI_POINT: Final[tuple[tuple[str, int], ...]] = (
     ("NodeResourcesBalancedAllocation", 1),
     ("ImageLocality", 1),
     ("DefaultBinder", 0),
+    ("NodeDeclaredFeatures", 0),
 )
 """kube-scheduler's plugins of a profile that names none, in their order, with their weights.
 kube-scheduler has DynamicResources among them, which is left out here."""

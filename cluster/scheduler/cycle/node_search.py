@@ -29,6 +29,7 @@ _MORE_ROOM_NEVER_HURTS: Final = frozenset(
         "TaintToleration",
         "NodeAffinity",
         "NodePorts",
+        "NodeDeclaredFeatures",
         "NodeResourcesFit",
         "LoadAwareScheduling",
         "NodeNUMAResource",

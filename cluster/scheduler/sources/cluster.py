@@ -267,6 +267,8 @@ def node_actions(old: SchedulingNode, new: SchedulingNode) -> Action:
         actions |= Action.UPDATE_NODE_TAINT
     if old.metadata.annotations != new.metadata.annotations:
         actions |= Action.UPDATE_NODE_ANNOTATION
+    if old.status.declared_features != new.status.declared_features:
+        actions |= Action.UPDATE_NODE_DECLARED_FEATURES
     if old.status.images != new.status.images:
         actions |= Action.UPDATE_OTHER
     return actions

@@ -20,6 +20,7 @@ from apis.core import Taint
 from apis.keys import CPU, MEMORY, PODS
 from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables.amounts import ResourceNames, amounts_of
+from cluster.scheduler.tables.declared_features import declared
 from cluster.scheduler.tables.labels import LabelTable
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.use import Use
@@ -65,6 +66,8 @@ class NodeTable:
         """The `version` with which the row's node appeared."""
         self.alive = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
         self.unschedulable = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
+        self.declared = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        """Bits of the features that a node declares: see `declared_features`."""
         self.allocatable = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
         self.requested = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
         self.scored = np.zeros((_FIRST_CAPACITY, 2), dtype=np.int64)
@@ -161,6 +164,7 @@ class NodeTable:
         self.allocatable[row, : len(vector)] = vector
         self.allowed_pods[row] = amounts.get(PODS, 0)
         self.unschedulable[row] = node.spec.unschedulable
+        self.declared[row] = declared(node.status.declared_features)
         taints = self._taint_number(node.spec.taints)
         if self.taint_set[row] != taints:
             self.taint_set[row] = taints
@@ -272,6 +276,7 @@ class NodeTable:
             "_appeared",
             "alive",
             "unschedulable",
+            "declared",
             "allocatable",
             "requested",
             "scored",

@@ -120,6 +120,7 @@ def _content(shape: PodShape) -> bytes:
             shape.claims,
             shape.disks,
             shape.resource_claims,
+            shape.features,
             shape.owner_kind,
             shape.owner_references,
         )

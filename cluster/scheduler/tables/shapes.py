@@ -47,6 +47,7 @@ from apis.scheduling_pod import (
     TopologySpreadConstraint,
 )
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
+from cluster.scheduler.tables.declared_features import needed
 
 T = TypeVar("T")
 
@@ -110,8 +111,9 @@ class PodShape:
     owner_kind: kind of the controller, or "". owner_references: to all owners.
     identity: name and UID of the one pod that this is the shape of; None, the usual case, where
     nothing about the pod depends on which one it is.
-    claims: in the order of the pod's volumes, each once. spread_by: selects the pods of the same
-    workload (of its Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
+    claims: in the order of the pod's volumes, each once. features: bits of those that its node has
+    to declare: see `declared_features`. spread_by: selects the pods of the same workload (of its
+    Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
     """
 
     namespace: str
@@ -137,6 +139,7 @@ class PodShape:
     disks: tuple[PodDisk, ...]
     gates: tuple[str, ...]
     resource_claims: tuple[str, ...]
+    features: int
     owner_kind: str
     owner: str
     owner_references: tuple[OwnerReference, ...]
@@ -249,6 +252,7 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             spec.overhead,
             spec.resources,
             spec.host_network,
+            needed(spec),
             [_content_of(container) for container in spec.containers],
             [_content_of(container) for container in spec.init_containers],
             pod.status.qos_class,
@@ -308,6 +312,7 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         disks=_disks(pod),
         gates=tuple(gate.name for gate in spec.scheduling_gates),
         resource_claims=tuple(claim.name for claim in spec.resource_claims),
+        features=needed(spec),
         owner_kind=owner_kind,
         owner=owner,
         owner_references=pod.metadata.owner_references,

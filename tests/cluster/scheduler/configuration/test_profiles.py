@@ -46,6 +46,7 @@ def test_a_process_without_a_file_has_the_plugins_of_kube_scheduler() -> None:
             "VolumeZone",
             "PodTopologySpread",
             "InterPodAffinity",
+            "NodeDeclaredFeatures",
         ),
         Point.FILTER: (
             "NodeUnschedulable",
@@ -60,6 +61,7 @@ def test_a_process_without_a_file_has_the_plugins_of_kube_scheduler() -> None:
             "VolumeZone",
             "PodTopologySpread",
             "InterPodAffinity",
+            "NodeDeclaredFeatures",
         ),
         Point.POST_FILTER: ("DefaultPreemption",),
         Point.PRE_SCORE: (

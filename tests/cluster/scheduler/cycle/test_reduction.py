@@ -77,6 +77,7 @@ def test_what_filters_and_scores_read_separates_reduced_shapes() -> None:
     kept = [
         shapes.of(make_pod("a")),
         shapes.of(make_pod("a", requests={"cpu": "1"})),
+        shapes.of(make_pod("a", hostNetwork=True, hostUsers=False)),
         shapes.of(make_pod("a", labels={"koordinator.sh/qosClass": "LSR"})),
         shapes.of(make_pod("a", labels={"koordinator.sh/gpu-isolation-provider": "x"})),
         shapes.of(make_pod("a", affinity={"podAffinity": {_REQUIRED: [term]}})),
