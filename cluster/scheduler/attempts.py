@@ -413,7 +413,9 @@ class Attempts:
         self._held.pop(pod.uid, None)
         self._free(pod, undoes=self._queue.order(pod.uid))
         decisions = self._permit.failed(pod.uid, message, now)
-        self.reports.report(pod.key, pod.uid, reason, message)
+        # The status with the nomination was dropped if it waited still before the binding.
+        nominated = self._scheduling.nominator.node_of(pod.uid)
+        self.reports.report(pod.key, pod.uid, reason, message, nominated)
         self.follow(decisions)
 
     def _free_forgotten(self, placement: Placement | ReservationPlacement) -> None:

@@ -141,11 +141,14 @@ class StatusWriter:
         if len(status.message) > _LONGEST_MESSAGE:
             short = status.message[: _LONGEST_MESSAGE - 3] + "..."
             status = replace(status, message=short)
-        if status.key in self._waiting:
+        older = self._waiting.get(status.key)
+        if older is not None:
             self.counts.replaced += 1
-        # Our own last write is newer than the watch, which may not have it yet.
+            status = _after(status, older.status)
+        # Our own last write is newer than the watch, which may not have it yet. What a write that
+        # is under way leaves on the pod is not known.
         known = self._written.get(status.uid)
-        if _says(known, shown, status):
+        if not self._turns.busy(status.key) and _says(known, shown, status):
             self._waiting.pop(status.key, None)
             self.counts.unchanged += 1
             return
@@ -160,7 +163,9 @@ class StatusWriter:
     async def settle(self, key: str) -> None:
         """Drop what waits for a pod and wait for what is being written; before its binding.
 
-        A condition that arrived after the binding would show a bound pod as not scheduled.
+        A condition that arrived after the binding would show a bound pod as not scheduled. A
+        nomination that waits is dropped with it: where the binding is refused, the status that
+        says so has the nomination again.
         """
         while True:
             if self._waiting.pop(key, None) is not None:
@@ -258,15 +263,25 @@ class StatusWriter:
             ):
                 self._lose(status, str(error))
                 return False
-        if status.key in self._waiting:
-            self.counts.replaced += 1
-        else:
+        newer = self._waiting.get(status.key)
+        if newer is None:
             self._waiting[status.key] = waiting
+        else:
+            self.counts.replaced += 1
+            newer.status = _after(newer.status, status)
         return True
 
     def _lose(self, status: PodStatus, why: str) -> None:
         self.counts.lost += 1
         _log.warning("the status of pod %s (%s) is not written: %s", status.key, status.reason, why)
+
+
+def _after(newer: PodStatus, older: PodStatus) -> PodStatus:
+    """Return what to write of a pod in place of two statuses. The nomination of the older one
+    holds where the newer one leaves it as it is."""
+    if newer.nominated_node is None and newer.uid == older.uid:
+        return replace(newer, nominated_node=older.nominated_node)
+    return newer
 
 
 def _says(known: PodStatus | None, shown: Shown, wanted: PodStatus) -> bool:

@@ -184,6 +184,75 @@ def test_a_newer_status_takes_the_place_of_one_that_failed() -> None:
     assert [r[2]["status"]["conditions"][0]["message"] for r in store.requests][1:] == ["newer"]
 
 
+def nominations(store: StoredPods) -> list[str | None]:
+    """Return the nomination of each request; "-" where it has none."""
+    return [body["status"].get("nominatedNodeName", "-") for _, _, body in store.requests]
+
+
+@pytest.mark.parametrize("node", ["n1", ""])
+@pytest.mark.parametrize("message", ["newer", STATUS.message])
+def test_a_nomination_that_waits_is_written_with_the_newer_status(node: str, message: str) -> None:
+    store = one_pod()
+    shown = replace(SAYS_SO, nominated_node="" if node else "before")
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, nominated_node=node), shown)
+            writer.submit(replace(STATUS, message=message), shown)
+            await eventually(lambda: writer.counts.written == 1)
+
+    asyncio.run(run())
+    assert nominations(store) == [node or None]
+    assert store.requests[0][2]["status"]["conditions"][0]["message"] == message
+
+
+def test_a_nomination_that_waits_is_of_one_pod_alone() -> None:
+    store = StoredPods()
+    store.add("p", uid="later")
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, nominated_node="n1"), Shown())
+            writer.submit(replace(STATUS, uid="later"), Shown())
+            await eventually(lambda: writer.counts.written == 1)
+
+    asyncio.run(run())
+    assert nominations(store) == ["-"]
+
+
+@pytest.mark.parametrize("node", ["n1", ""])
+def test_a_nomination_whose_write_failed_is_written_with_the_newer_status(node: str) -> None:
+    store = one_pod()
+    store.faults = deque([cut])
+    store.delay = 0.02
+
+    async def run() -> None:
+        async with writing(store, at_once=1) as writer:
+            writer.submit(replace(STATUS, nominated_node=node), Shown())
+            await eventually(lambda: store.requests, every=0.002)
+            writer.submit(replace(STATUS, message="newer"), Shown())
+            await eventually(lambda: writer.counts.written == 1)
+
+    asyncio.run(run())
+    assert nominations(store)[1:] == [node or None]
+
+
+def test_a_nomination_that_ends_while_it_is_written_is_removed() -> None:
+    store = one_pod()
+    store.delay = 0.05
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, nominated_node="n1"), SAYS_SO)
+            await eventually(lambda: store.requests, every=0.002)
+            # The pod does not show the nomination yet.
+            writer.submit(replace(STATUS, nominated_node=""), SAYS_SO)
+            await eventually(lambda: writer.counts.written == 2)
+
+    asyncio.run(run())
+    assert nominations(store) == ["n1", None]
+
+
 @pytest.mark.parametrize(("code", "requests"), [(403, 1), (422, 1), (500, 5)])
 def test_a_refused_status_is_counted_and_logged(
     code: int, requests: int, caplog: pytest.LogCaptureFixture

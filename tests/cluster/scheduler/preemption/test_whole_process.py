@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.cycle.waiting import Place
 from tests.cluster.scheduler.beds.core import Bed
@@ -42,6 +44,27 @@ def test_victims_are_evicted_and_the_pod_gets_the_room_when_they_are_gone() -> N
     assert bed.node_of("new") == node
     assert len(bed.core.attempts.evictions) == 0
     assert len(bed.core.scheduling.nominator) == 0
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_pod_that_is_not_bound_shows_its_nomination_or_the_end_of_it(elsewhere: bool) -> None:
+    """The binding has dropped a status with the nomination that still waited."""
+    bed = _full()
+    bed.pod("new", 3, 10)
+    bed.run()
+    node = bed.nominated.pop("new")
+    other = "b" if node == "a" else "a"
+    free = other if elsewhere else node
+    for number in range(2):
+        bed.gone(f"{free}{number}")
+    bed.now += 30.0
+    assert not bed.core.schedule_for(10.0)
+    (placement,) = bed.placements
+    assert (placement.name, placement.node) == ("new", free)
+    assert "new" not in bed.nominated
+    bed.core.attempts.bound(placement, Refused(Why.CONFLICT, "it changed"))
+    assert bed.messages["new"] == "it changed"
+    assert bed.nominated["new"] == ("" if elsewhere else node)
 
 
 def test_a_less_important_pod_takes_what_is_left_beside_the_nominated_one() -> None:
