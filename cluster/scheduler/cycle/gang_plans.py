@@ -12,8 +12,8 @@ all of them are planned at once.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Final
@@ -113,7 +113,7 @@ class GangPlans:
         except Refusal:
             # The attempt of that member will say why.
             return None
-        room = {shape: room_of(shape, found) for shape, found in evaluations.items()}
+        room = self._room(evaluations)
         short = self._short(wanted, room)
         alone = sum(each.least for each in wanted) <= 1
         if (
@@ -158,11 +158,35 @@ class GangPlans:
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
+    def _room(self, evaluations: Mapping[PodShape, Evaluation]) -> dict[PodShape, Room]:
+        """Return the room for pods of each shape, worked out once for each reduced shape."""
+        known: dict[PodShape, Room] = {}
+        room = {}
+        for shape, evaluation in evaluations.items():
+            reduced = self._tables.reduction.of(shape)
+            if reduced not in known:
+                known[reduced] = room_of(shape, evaluation)
+            room[shape] = known[reduced]
+        return room
+
+    def _alike(self, pods: Iterable[PendingPod[PodShape]]) -> dict[PodShape, int]:
+        """Return one shape for each reduced shape, and how many of the pods have the latter.
+
+        Nodes mean the same for these pods, so that they share one room. Counted by their shapes,
+        which labels of single pods tell apart, each would have the same slots for itself.
+        """
+        found: dict[PodShape, tuple[PodShape, int]] = {}
+        for pod in pods:
+            reduced = self._tables.reduction.of(pod.shape)
+            first, count = found.get(reduced, (pod.shape, 0))
+            found[reduced] = first, count + 1
+        return dict(found.values())
+
     def _short(
         self, wanted: Sequence[Wanted[PodShape]], room: dict[PodShape, Room]
     ) -> Diagnosis | None:
         for each in wanted:
-            members = Counter(pod.shape for pod in each.pods)
+            members = self._alike(each.pods)
             most = most_placed(members, room)
             if most < each.least:
                 return self._refuse(
@@ -221,19 +245,17 @@ class GangPlans:
         Raises Refusal.
         """
         slots = np.zeros(len(self._tables.nodes), dtype=np.int64)
-        kinds: dict[tuple[str, int], Counter[PodShape]] = {}
-        first: dict[tuple[str, int], PendingPod[PodShape]] = {}
+        kinds: dict[tuple[str, int], list[PendingPod[PodShape]]] = {}
         for pod in pods:
-            kind = pod.shape.scheduler_name, pod.priority
-            kinds.setdefault(kind, Counter())[pod.shape] += 1
-            first.setdefault(kind, pod)
-        for kind, shapes in kinds.items():
-            of_profile = checks(kind[0])
-            promised = of_profile.promised(first[kind])
+            kinds.setdefault((pod.shape.scheduler_name, pod.priority), []).append(pod)
+        for (name, _), members in kinds.items():
+            of_profile = checks(name)
+            promised = of_profile.promised(members[0])
             with Trial(self._tables) as trial:
                 for row, others in promised.items():
                     of_profile.place_nominated(trial, others, row)
-                for shape, count in shapes.items():
+                # Worked out here: the terms of the others may tell members apart.
+                for shape, count in self._alike(members).items():
                     found = room[shape].slots
                     if promised:
                         found = np.minimum(found, room_of(shape, self._evaluate(shape)).slots)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,16 +67,23 @@ class _Bed:
         self.shapes = Shapes()
 
     def pod(
-        self, name: str, cpu: int = 4, *, index: int | None = None, **spec: Any
+        self,
+        name: str,
+        cpu: int = 4,
+        *,
+        index: int | None = None,
+        own: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        **spec: Any,
     ) -> PendingPod[PodShape]:
-        annotations = dict(_SELECTOR)
+        """own: labels and annotations of this pod alone."""
+        annotations = {**_SELECTOR, **own.get("annotations", {})}
         if index is not None:
             annotations["gang.scheduling.koordinator.sh/network-topology-index"] = str(index)
         shape = self.shapes.of(
             make_pod(
                 name,
                 requests={"cpu": str(cpu)},
-                labels={"job": "j"},
+                labels={"job": "j", **own.get("labels", {})},
                 annotations=annotations,
                 schedulerName="koord-scheduler",
                 **spec,
@@ -127,6 +136,31 @@ def test_what_only_a_trial_shows_corrects_the_plan() -> None:
     )
     assert "Coscheduling" in refusal.plugins
     assert not bed.tables.bookings
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"labels": "batch.kubernetes.io/job-completion-index"},
+        {"annotations": "gang.scheduling.koordinator.sh/network-topology-index"},
+    ],
+)
+def test_what_sets_each_member_apart_adds_no_room(own: dict[str, str]) -> None:
+    bed = _Bed()
+    # More nodes than plans that are tried; each takes one member.
+    for number in range(70):
+        bed.tables.upsert_node(
+            make_node(f"c{number}", labels={"rack": "C"}, allocatable={"cpu": "4"})
+        )
+    pods = [bed.pod(f"w{number}", own={kind: {key: str(number)} for kind, key in own.items()})
+            for number in range(10)]  # fmt: skip
+    nodes = bed.nodes_of(pods)
+    assert len(set(nodes.values())) == 10
+    assert {node[0] for node in nodes.values()} == {"c"}
+    # 5 of 8 CPUs: a node takes one member, and there is no room for more than two.
+    pods = [bed.pod(f"w{number}", 5, own={kind: {key: str(number)} for kind, key in own.items()})
+            for number in range(3)]  # fmt: skip
+    assert "there is room for 2 at most" in bed.refusal(pods).message
 
 
 def test_pods_of_several_shapes_are_planned_together() -> None:
