@@ -80,6 +80,7 @@ def test_a_refused_pod_is_tried_again_when_a_node_declares_the_feature() -> None
     bed.pod("p", 0, 9, **_RESTARTING)
     bed.run()
     # No eviction gives a node a feature.
+    assert "1 Preemption is not helpful for scheduling." in bed.messages["p"]
     assert bed.evicted() == []
     bed.run(20.0)
     assert bed.core.queue.place("u-p") is Place.UNSCHEDULABLE
