@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.reservations.table import Slots
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -268,6 +269,10 @@ class Restored(Protocol):
 
     def given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
         """Return the room on these rows; None if there is none."""
+        ...
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> Slots:
+        """Return the slots, in the table of reservations, of those on these rows."""
         ...
 
     def rows(self, pod: PodShape, tables: Tables) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -104,9 +103,6 @@ class LoadShare(NamedTuple):
     estimated: Vector
 
 
-_NO_SHARES: Final[Mapping[str, LoadShare]] = MappingProxyType({})
-
-
 class LoadTable:
     """Columns by row and by resource of `LoadSettings.resources`.
 
@@ -191,12 +187,11 @@ class LoadTable:
         """Whether a Reservation has its booking on any node."""
         return bool(self._reservations)
 
-    def reserved(self, row: int) -> Mapping[str, LoadShare]:
-        """Return what each Reservation on a node adds, by its UID."""
-        uids = self._reservations.get(row)
-        if uids is None:
-            return _NO_SHARES
-        return {uid: self._bookings[row][uid][1] for uid in uids}
+    def reserved(self, row: int, uid: str) -> LoadShare | None:
+        """Return what a Reservation adds to a node; None if it has no booking there."""
+        if uid not in self._reservations.get(row, ()):
+            return None
+        return self._bookings[row][uid][1]
 
     def on(self, row: int) -> Iterator[tuple[Booking, LoadShare]]:
         """Yield the bookings on a node with what each adds."""

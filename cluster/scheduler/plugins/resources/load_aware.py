@@ -14,10 +14,10 @@ docs/facts/scheduler.md, "Load".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apis.qos import PriorityClass
 from cluster.scheduler.plugins.contract import (
@@ -28,10 +28,12 @@ from cluster.scheduler.plugins.contract import (
     Restored,
     ScoredAsIs,
     Scores,
+    only,
 )
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.reservations.asked import asked_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -74,14 +76,15 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         limits = load.limits[rows]
         used = load.base[rows] + load.delta[rows]
         aggregated = load.aggregated[rows]
-        by_prod = load.by_prod[rows] & (pod.priority_class is PriorityClass.PROD)
+        is_prod = pod.priority_class is PriorityClass.PROD
+        by_prod = load.by_prod[rows] & is_prod
         if by_prod.any():
             limits = np.where(by_prod[:, None], load.prod_limits[rows], limits)
             of_prod = load.prod_usage[rows] + load.prod_delta[rows]
             used = np.where(by_prod[:, None], of_prod, used)
             aggregated = aggregated & ~by_prod
-        for index, row in self._giving_rows(pod, tables, rows):
-            used[index] -= self._given(pod, tables, row, prod=bool(by_prod[index]))
+        if load.has_reservations:
+            used = used - self._given(pod, tables, rows, load.by_prod & is_prod)
         allocatable = load.allocatable[rows]
         looked_at = (limits > 0) & (allocatable > 0)
         percent = _rounded_percent(used + load.estimate(pod), allocatable)
@@ -115,7 +118,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         base, delta = (load.prod_usage, load.prod_delta) if by_prod else (load.base, load.delta)
         own = load.estimate(pod)
         if load.has_reservations:
-            own = own - self._given(pod, tables, row, prod=by_prod)
+            own = own - self._given_on(pod, tables, row, prod=by_prod)
         mask, aggregated = 0, load.aggregated.item(row) and not by_prod
         for number, limit in enumerate(limits):
             some = load.allocatable.item(row, number)
@@ -136,8 +139,9 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         else:
             used = load.score_base[rows] + load.delta[rows]
         used = np.where(known[:, None], used, load.estimated[rows])
-        for index, row in self._giving_rows(pod, tables, rows):
-            used[index] -= self._given(pod, tables, row, prod=by_prod and bool(known[index]))
+        if load.has_reservations:
+            prod = load.reported & ~load.expired & by_prod
+            used = used - self._given(pod, tables, rows, prod)
         used = used + load.estimate(pod)
         weights = np.array([load.settings.weights.get(name, 0) for name in load.resources])
         cap = load.allocatable[rows]
@@ -165,7 +169,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
             columns = load.score_base, load.delta
         own = load.estimate(pod)
         if load.has_reservations:
-            own = own - self._given(pod, tables, row, prod=by_prod)
+            own = own - self._given_on(pod, tables, row, prod=by_prod)
         total, whole, least = 0, self.dominant_weight, MAX_SCORE
         for number, name in enumerate(load.resources):
             weight = load.settings.weights.get(name, 0)
@@ -181,38 +185,42 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         total += self.dominant_weight * least if self.dominant_weight else 0
         return total // max(whole, 1)
 
-    def _giving_rows(self, pod: PodShape, tables: Tables, rows: Rows) -> Iterator[tuple[int, int]]:
-        """Yield the index in `rows`, and the row, where Reservations may give a pod anything."""
-        if self.restored is None or not self.load.has_reservations:
-            return
-        if not isinstance(rows, slice):
-            yield from ((i, row) for i, row in enumerate(rows.tolist()) if self.load.reserved(row))
-            return
-        every = range(*rows.indices(len(tables.nodes)))
-        for row in self.restored.rows(pod, tables).tolist():
-            if row in every:
-                yield every.index(row), row
-
-    def _given(self, pod: PodShape, tables: Tables, row: int, *, prod: bool) -> Vector:
-        """Return what the Reservations of a node count with less once the pod is placed there.
+    def _given(self, pod: PodShape, tables: Tables, rows: Rows, prod: NDArray[np.bool_]) -> Vector:
+        """Return what Reservations count with less where the pod is placed, [row, resource].
 
         The pod uses one of those that it matches: the one that gives most counts, for each
-        resource. To a pod that ignores Reservations all of them are free. prod: only what counts
-        as load of class koord-prod.
+        resource. To a pod that ignores Reservations all of them are free. prod: by row of the
+        tables, whether only what counts as load of class koord-prod is given.
         """
-        given = np.zeros(len(self.load.resources), dtype=np.int64)
-        reserved = self.load.reserved(row)
-        if self.restored is None or not reserved:
+        load, reservations = self.load, tables.reservations
+        given = np.zeros((len(tables.nodes), len(load.resources)), dtype=np.int64)
+        if self.restored is None:
+            return given[rows]
+        slots = self.restored.slots(pod, tables, rows)
+        on, amounts = [], []
+        for slot, row in zip(slots.tolist(), reservations.row[slots].tolist(), strict=True):
+            share = load.reserved(row, reservations.facts(slot).uid)
+            if share is not None:
+                on.append(row)
+                amounts.append(share.prod_delta if prod.item(row) else share.delta)
+        if on and pod.derived(asked_of).ignores:
+            np.add.at(given, on, amounts)
+        elif on:
+            np.maximum.at(given, on, np.minimum(amounts, load.estimate(pod)))
+        return given[rows]
+
+    def _given_on(self, pod: PodShape, tables: Tables, row: int, *, prod: bool) -> Vector:
+        """Return what `_given` gives one row."""
+        load = self.load
+        given = np.zeros(len(load.resources), dtype=np.int64)
+        if self.restored is None:
             return given
-        matched = self.restored.on(pod, tables, row)
-        ignored = () if matched else self.restored.ignored(pod, tables, row)
-        own = self.load.estimate(pod) if matched else given
-        for uid in (*matched, *ignored):
-            share = reserved.get(uid)
-            if share is None:
-                continue
-            amount = share.prod_delta if prod else share.delta
-            given = given + amount if ignored else np.maximum(given, np.minimum(amount, own))
+        ignores, own = pod.derived(asked_of).ignores, load.estimate(pod)
+        for slot in self.restored.slots(pod, tables, only(row)).tolist():
+            share = load.reserved(row, tables.reservations.facts(slot).uid)
+            if share is not None:
+                amount = share.prod_delta if prod else share.delta
+                given = given + amount if ignores else np.maximum(given, np.minimum(amount, own))
         return given
 
 

@@ -109,13 +109,13 @@ class LoadNode:
         )
         self.tables.place(booking)
 
-    def reserve(self, name: str, requests: dict[str, str], **spec: Any) -> None:
-        """Have a Reservation on the node, for pods with the label app: a."""
+    def reserve(self, name: str, requests: dict[str, str], *, on: str = "n", **spec: Any) -> None:
+        """Have a Reservation on a node, for pods with the label app: a."""
         self.tables.reservations.upsert(make_facts(name, requests))
         annotations = {ANNOTATION_RESERVE_POD: "true"}
         shape = self.shape(requests=requests, annotations=annotations, **spec)
         uid = f"uid-{name}"
-        self.tables.place(Booking(key=f"default/{uid}", uid=uid, shape=shape, node="n", start=NOW))
+        self.tables.place(Booking(key=f"default/{uid}", uid=uid, shape=shape, node=on, start=NOW))
 
     def reasons(self, **spec: Any) -> list[str]:
         shape = self.shape(**spec)

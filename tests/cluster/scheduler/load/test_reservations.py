@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.tables.load import LoadSettings
+from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.reservations.table import Slots
+from cluster.scheduler.tables.shapes import PodShape
+from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
+from tests.cluster.scheduler.making import make_node
 
 _EXCEEDED = ["node(s) cpu usage exceed threshold"]
 _OWNER = {"labels": {"app": "a"}}
@@ -98,3 +105,46 @@ def test_a_reservation_that_was_deleted_gives_nothing_to_the_pods_that_wait_for_
     assert node.reasons(requests={"cpu": "5"}, **_OWNER) == []
     node.tables.reservations.delete("uid-r")
     assert node.reasons(requests={"cpu": "5"}, **_OWNER) == _EXCEEDED
+
+
+@dataclass(frozen=True)
+class _Counted(Restoring):
+    """Notes each question for slots and for the Reservations of one node."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> Slots:
+        self.asked.append("slots")
+        return super().slots(pod, tables, rows)
+
+    def on(self, pod: PodShape, tables: Tables, row: int) -> tuple[str, ...]:
+        self.asked.append("on")
+        return super().on(pod, tables, row)
+
+
+@pytest.mark.parametrize("labels", [_OWNER, _IGNORES])
+def test_all_rows_are_worked_out_with_one_question_and_as_each_row_alone(
+    labels: dict[str, Any],
+) -> None:
+    node = LoadNode()
+    amounts = {"cpu": "32", "memory": "128Gi"}
+    rows = [node.tables.upsert_node(make_node(f"n{n}", allocatable=amounts)) for n in range(4)]
+    for number, row in enumerate(rows):
+        node.load.set_report(row, make_metric("12"))
+        for name in range(number):
+            node.reserve(f"r{number}-{name}", {"cpu": "4"}, on=f"n{number}")
+    restored = _Counted()
+    node.plugin = replace(node.plugin, restored=restored)
+    pod = node.shape(requests={"cpu": "4"}, **labels)
+    every = slice(0, len(node.tables.nodes))
+    masks, scores = (f(pod, node.tables, every) for f in (node.plugin.filter, node.plugin.score))
+    assert restored.asked == ["slots", "slots"]
+    few = np.array(rows[::-1])
+    assert (node.plugin.filter(pod, node.tables, few) == masks[few]).all()
+    assert (node.plugin.score(pod, node.tables, few) == scores[few]).all()
+    for row in rows:
+        assert node.plugin.filter_row(pod, node.tables, row) == masks[row]
+        assert node.plugin.score_row(pod, node.tables, row) == scores[row]
+    # Owners have one Reservation's room, and three reserve too much here; others have all of it.
+    assert (masks[rows] != 0).tolist() == [False, False, False, labels is _OWNER]
+    assert len(set(scores[rows].tolist())) == (3 if labels is _OWNER else 1)
