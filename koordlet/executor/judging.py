@@ -28,8 +28,9 @@ _FIGHT: Final = 4
 _FIGHT_WINDOW_S: Final = 60.0
 """So many foreign values in this time, and the file is left to the other writer for a while.
 Chosen: one program that sets a value at its start, or a person who tries, stays below it; a program
-that sets it periodically does not. Twice the number doubles the writes of such a fight. In a QoS
-directory each group of a pod that came or went in this time allows one more (`PodGroups`)."""
+that sets it periodically does not. Twice the number doubles the writes of such a fight. In the
+directories of Burstable and BestEffort each group of a pod that came or went in this time allows
+one more, and a class's first or last group a second one (`PodGroups`)."""
 _FIRST_REST_S: Final = 60.0
 """How long a file is left to another writer first; the time doubles with each fight. Chosen as the
 length of the window, so that a fight costs at most half of the time."""

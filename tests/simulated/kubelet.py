@@ -229,8 +229,7 @@ class Kubelet:
                 adjusted=adjusted,
             )
         except OSError:
-            self._forget_units(cgroup)
-            self.kernel.remove_group(cgroup)
+            self._end_group(cgroup)
             raise
         task = self.kernel.spawn_process("app", cgroup=cgroup, threads=threads)
         if oom_score_adj is None:
@@ -241,17 +240,22 @@ class Kubelet:
 
     def stop_container(self, container: Container) -> None:
         """End a container and its group."""
-        self._forget_units(container.cgroup)
-        self.kernel.remove_group(container.cgroup)
+        self._end_group(container.cgroup)
         if container in container.pod.containers:
             container.pod.containers.remove(container)
 
+    def kill_pod(self, pod: Pod) -> None:
+        """End a pod's containers. Its directory stays until the pod is removed."""
+        for container in [*pod.containers, *([pod.sandbox] if pod.sandbox else ())]:
+            self.stop_container(container)
+        del self.pods[pod.uid]
+        self._update_qos()
+
     def remove_pod(self, pod: Pod) -> None:
         """End a pod and its directory."""
-        self._forget_units(pod.cgroup)
-        self.kernel.remove_group(pod.cgroup)
-        self.pods.pop(pod.uid, None)
-        self._update_qos()
+        self._end_group(pod.cgroup)
+        if self.pods.pop(pod.uid, None):
+            self._update_qos()
 
     def resize(
         self,
@@ -307,10 +311,12 @@ class Kubelet:
                 )
         self._values(self.qos_dir("Burstable"), shares, UNLIMITED, 0, "", "kubelet", {})
 
-    def _forget_units(self, cgroup: str) -> None:
-        for name, unit in list(self.systemd.units.items()):
-            if unit.cgroup == cgroup or unit.cgroup.startswith(f"{cgroup}/"):
-                del self.systemd.units[name]
+    def _end_group(self, cgroup: str) -> None:
+        name = cgroup.rpartition("/")[2]
+        if name in self.systemd.units:
+            self.systemd.stop(name)
+        else:
+            self.kernel.remove_group(cgroup)
 
     def _make(
         self,

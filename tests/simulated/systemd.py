@@ -5,8 +5,8 @@ and scope, also delegated ones, `cpu.idle`, `cpu.weight`, `cpu.max`, `memory.min
 `max` and `oom.group`, with the defaults where the unit says nothing. It leaves `cpu.max.burst` and,
 unless the unit names CPUs, `cpuset.cpus` alone. `set-property` of any property writes the same
 files, of that unit alone. Starting a unit below a slice that has others writes nothing to that
-slice. (The first unit below a slice, and the end of the last one, reset the slice too; here they do
-not.)
+slice. The first unit below a slice, and the end of the last one, reset the slice too, and with it
+`cpuset.cpus`. That was watched on cgroup v2 only, and only there it is done here.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Systemd:
     def start(self, name: str, *, parent: str = "", **properties: int | str) -> Unit:
         """Make a slice (its place follows from its name) or a scope in the slice `parent`."""
         path = slice_path(name) if name.endswith(".slice") else f"{slice_path(parent)}/{name}"
+        for above in self._without_units_below(path):
+            self._reset(above)
         unit = Unit(name, path, dict(properties))
         self.units[name] = unit
         self._make(unit)
@@ -63,9 +65,14 @@ class Systemd:
             self._apply(self.units[name], controller)
 
     def stop(self, name: str) -> None:
-        """End the unit: its processes and its group."""
-        unit = self.units.pop(name)
-        self.kernel.remove_group(unit.cgroup)
+        """End the unit and those below it: their processes and their groups."""
+        cgroup = self.units[name].cgroup
+        for other in list(self.units.values()):
+            if other.cgroup == cgroup or other.cgroup.startswith(f"{cgroup}/"):
+                del self.units[other.name]
+        self.kernel.remove_group(cgroup)
+        for above in self._without_units_below(cgroup)[:1]:
+            self._reset(above)
 
     def daemon_reload(self) -> None:
         """`systemctl daemon-reload`: every unit is applied again."""
@@ -73,6 +80,25 @@ class Systemd:
             if self._exists(unit):
                 for controller in _CONTROLLERS:
                     self._apply(unit, controller)
+
+    def _without_units_below(self, cgroup: str) -> list[Unit]:
+        """Return the units above a group that have no unit below them, the nearest one first."""
+        cgroups = [unit.cgroup for unit in self.units.values()]
+        return [
+            unit
+            for unit in sorted(self.units.values(), key=lambda unit: len(unit.cgroup), reverse=True)
+            if cgroup.startswith(f"{unit.cgroup}/")
+            and not any(one.startswith(f"{unit.cgroup}/") for one in cgroups)
+        ]
+
+    def _reset(self, unit: Unit) -> None:
+        """What the first group below a slice does to it, and the end of the last one."""
+        if self.kernel.profile.cgroup != 2 or not self._exists(unit):
+            return
+        for controller in _CONTROLLERS:
+            self._apply(unit, controller)
+        cpus = unit.properties.get("AllowedCPUs", "")
+        self._write(f"/sys/fs/cgroup/{unit.cgroup}/cpuset.cpus", f"{cpus}\n")
 
     def _bases(self) -> list[str]:
         if self.kernel.profile.cgroup == 2:

@@ -235,6 +235,33 @@ class TestSystemd:
         assert kernel.text(f"/sys/fs/cgroup/{kubelet.root}/memory.min") == "0"
         assert kernel.text(f"/sys/fs/cgroup/{other}/memory.min") == "4096"
 
+    def test_a_slices_first_group_and_the_end_of_its_last_one_reset_it(self) -> None:
+        kernel = SimulatedKernel(DEBIAN_12_V2)
+        kubelet = Kubelet(kernel)
+
+        def was_reset(slice_: str, event: Callable[[], object]) -> bool:
+            base = f"/sys/fs/cgroup/{slice_}"
+            kernel.write(f"{base}/memory.min", b"4096")
+            kernel.write(f"{base}/cpuset.cpus", b"0")
+            event()
+            found = kernel.text(f"{base}/memory.min"), kernel.text(f"{base}/cpuset.cpus")
+            assert found in (("0", ""), ("4096", "0"))
+            return found == ("0", "")
+
+        def start(name: str) -> Callable[[], object]:
+            return lambda: kubelet.systemd.start(f"kubepods-besteffort-{name}.slice")
+
+        def stop(name: str) -> Callable[[], object]:
+            return lambda: kubelet.systemd.stop(f"kubepods-besteffort-{name}.slice")
+
+        best_effort = kubelet.qos_dir("BestEffort")
+        assert was_reset(best_effort, start("a"))
+        assert not was_reset(best_effort, start("b"))
+        assert not was_reset(best_effort, stop("a"))
+        assert was_reset(best_effort, stop("b"))
+        assert not was_reset(kubelet.root, start("c"))  # has the slices of the classes
+        assert not was_reset(kubelet.root, stop("c"))
+
 
 @pytest.mark.parametrize(
     ("shares", "linear", "quadratic"),

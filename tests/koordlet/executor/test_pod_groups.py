@@ -63,6 +63,81 @@ def test_pods_of_other_classes_explain_it_too(qos: str) -> None:
         assert _protected(bed)
 
 
+def test_one_pod_after_another_in_an_empty_class_is_no_fight() -> None:
+    """As sequential Jobs: the first group and the end of the last one reset the slice as well."""
+    bed = _bed()
+    for pod in list(bed.kubelet.pods.values()):
+        bed.kubelet.remove_pod(pod)
+    bed.run()
+
+    def reset_and_protected(seconds: float) -> None:
+        assert not _protected(bed)
+        bed.run()
+        assert _protected(bed)
+        bed.kernel.clock.advance(seconds)
+
+    for _ in range(20):
+        pod = bed.kubelet.add_pod(TWO_CORES)
+        reset_and_protected(5.0)
+        bed.kubelet.kill_pod(pod)  # kubelet sets the weights while the group still exists
+        reset_and_protected(1.0)
+        bed.kubelet.remove_pod(pod)  # its group is the last one
+        reset_and_protected(9.0)
+    assert bed.view(CLASS, MIN).state is State.APPLIED
+
+
+def test_the_first_group_of_a_class_explains_two_resets_of_that_class_only() -> None:
+    bed = _bed()
+    best_effort = bed.kubelet.qos_dir("BestEffort")
+    bed.want("kubeqos/BestEffort", (best_effort, MIN, PROTECTED))
+    bed.run()
+    bed.kubelet.add_pod(TWO_CORES, qos="BestEffort")
+    met = {CLASS: 0, "kubeqos/BestEffort": 0}
+    for _ in range(20):
+        for subject in met:
+            met[subject] += bed.view(subject, MIN).state is not State.BLOCKED
+        _reset(bed)
+        bed.set(best_effort, "memory.min", "0", writer="systemd")
+        bed.run()
+        bed.kernel.clock.advance(0.1)
+    assert met == {CLASS: 1 + 4, "kubeqos/BestEffort": 2 + 4}
+
+
+def test_pods_explain_no_reset_of_the_root() -> None:
+    """kubelet sets no weight of kubepods.slice when a pod comes or goes."""
+    bed = _bed()
+    root = bed.kubelet.qos_dir("Guaranteed")
+    bed.want("kubeqos/Guaranteed", (root, MIN, PROTECTED))
+    bed.run()
+    _ten_pods(bed)
+    for _ in range(4):
+        bed.set(root, "memory.min", "0", writer="agent")
+        bed.run()
+    assert bed.view("kubeqos/Guaranteed", MIN).state is State.BLOCKED
+
+
+def test_the_groups_of_another_root_explain_nothing() -> None:
+    bed = _bed()
+    _ten_pods(bed)
+    bed.run()
+    bed.kernel.clock.advance(60.0)
+    bed.run()
+    moved = "kind.slice/kind-kubepods.slice"
+    place = f"{moved}/kind-kubepods-burstable.slice"
+    for end in range(1, 4):
+        bed.kernel.make("/".join(["/sys/fs/cgroup", *place.split("/")[:end]]))
+    for end in range(3):
+        above = "/".join(["/sys/fs/cgroup", *place.split("/")[:end]])
+        bed.kernel.write_as("kubelet", f"{above}/cgroup.subtree_control", "+memory")
+    bed.executor.set_layout(dataclasses.replace(bed.layout, kubepods=moved))
+    bed.want(CLASS, (place, MIN, PROTECTED))
+    bed.run()
+    for _ in range(4):
+        bed.set(place, "memory.min", "0", writer="systemd")
+        bed.run()
+    assert bed.view(CLASS, MIN).state is State.BLOCKED
+
+
 def test_pods_that_come_together_explain_as_many_resets_afterwards() -> None:
     """kubelet makes the groups in parallel, and sets the weights one pod after the other."""
     bed = _bed()
