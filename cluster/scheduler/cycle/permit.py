@@ -45,7 +45,7 @@ class Decision:
 
     allow: UIDs of pods to bind now, with `annotations` on each (None removes one).
     give_back: UIDs of pods whose bookings have to be removed from the tables. held_up: UIDs of
-    members that were not tried and wait with a refused one. message: why, for the conditions and
+    members that wait with one that was refused or had an error. message: why, for conditions and
     events of the last two; it is the same for all. undoes, gangs: for the cluster event about each
     booking that is removed, see ClusterEvent.
     """
@@ -311,15 +311,24 @@ class Permit(Generic[S]):
         gang = self._gangs.of(uid)
         self._end_wait(uid)
         self._gangs.move(uid, Step.PENDING)
-        self._queue.fail(uid, now)
         if gang is None or not self._strict(gang):
+            self._queue.fail(uid, now)
             return ()
         message = (
             f'GangGroup "{",".join(gang.group)}" gets rejected due to member Pod'
             f' "{self._keys.get(uid, uid)}" failed: {error}'
         )
-        waiting = self._gangs.members(self._gangs.peers(gang), Step.WAITING)
-        return self._give_back(gang, waiting, message, now)
+        group = tuple(self._gangs.peers(gang))
+        ids = tuple(other.id for other in group)
+        waiting = self._gangs.members(group, Step.WAITING)
+        others = tuple(u for u in self._gangs.members(group, Step.PENDING) if u != uid)
+        undoes = self._step_back(waiting)
+        self._queue.fail_gangs(uid, ids, waiting, now)
+        if not waiting and not others:
+            return ()
+        return (
+            Decision(give_back=waiting, held_up=others, message=message, undoes=undoes, gangs=ids),
+        )
 
     def put_off(self, uid: str, now: float) -> None:
         """Have a refused pod back off as after an error, a Strict group as a whole.

@@ -270,10 +270,16 @@ class SchedulingQueue(Generic[S]):
         """Take back members of `gangs` that gave a node back although each could be placed.
 
         They wait for what the refused members of `gangs` wait for. Where a member is still to be
-        tried, they back off and are tried with it; where none was refused, they wait until
-        `activate`, an edit or the flush.
+        tried, they back off and are tried with it, not before the end of its back-off if it had an
+        error; where none was refused, they wait until `activate`, an edit or the flush.
         """
         gangs = tuple(gangs)
+        late = self._waiting.late(gangs)
+        if late is not None:
+            # Tried earlier, they would keep nodes from other pods until then.
+            landed_ones = filter(None, map(self._in_flight.land, uids))
+            self._back_off((landed.entry for landed in landed_ones), late, now)
+            return
         again = self.untried(gangs) > 0
         probes = {
             (probe.uid, plugins): (probe, plugins)
@@ -311,6 +317,25 @@ class SchedulingQueue(Generic[S]):
         entry.since = now
         until = now + self._backoff.after(entry.errors)
         self._waiting.put(entry, Place.BACKOFF, ATTEMPT_FAILED, until=until)
+
+    def fail_gangs(
+        self, uid: str, gangs: Iterable[str], waiting: Iterable[str], now: float
+    ) -> None:
+        """Take back a member whose attempt ended with an error; its gangs back off with it.
+
+        Members that were tried before it is tried again would hold nodes in the meantime. Those
+        that are unschedulable or gated stay. waiting: as in `refuse_gangs`.
+        """
+        gangs = tuple(gangs)
+        self.fail(uid, now)
+        late = self._waiting.late(gangs)
+        if late is not None:
+            members = [entry for gang in gangs for entry in self._waiting.untried_members(gang)]
+            early = [e for e in members if e.place is not Place.BACKOFF or e.until < late]
+            for entry in early:
+                self._waiting.withdraw(entry)
+            self._back_off(early, late, now)
+        self.return_waiting(waiting, gangs, now)
 
     def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
         """Have a refused pod, and the refused members of `gangs`, back off as after an error.
@@ -408,6 +433,14 @@ class SchedulingQueue(Generic[S]):
         self._waiting.put(entry, Place.ACTIVE, why)
 
     # --- moves -----------------------------------------------------------------------------------
+
+    def _back_off(self, entries: Iterable[Entry[S]], until: float, now: float) -> None:
+        """Have members of a gang that are in no place back off as after an error, until then."""
+        for entry in entries:
+            entry.edited = False
+            # They are tried in a row, see `_admit`, after the one that had the error.
+            entry.since = now
+            self._waiting.put(entry, Place.BACKOFF, ATTEMPT_FAILED, until=until)
 
     def _refuse(self, uid: str, plugins: Collection[str], now: float, *, alone: str) -> None:
         landed = self._in_flight.land(uid)

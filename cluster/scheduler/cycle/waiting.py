@@ -95,7 +95,7 @@ class Entry(OrderedItem, Generic[S]):
 
     __slots__ = (
         "attempts", "edited", "entered", "errors", "gate", "held", "order", "place", "pod",
-        "refusals", "since",
+        "refusals", "since", "until",
     )  # fmt: skip
 
     def __init__(self, pod: PendingPod[S], now: float) -> None:
@@ -113,6 +113,8 @@ class Entry(OrderedItem, Generic[S]):
         """Of its last attempt, among those of all pods."""
         self.refusals = 0
         self.errors = 0
+        self.until = 0.0
+        """When its back-off after an error ends, while it is in one."""
         self.edited = False
         """In flight, and what plugins look at has changed since."""
 

@@ -74,8 +74,15 @@ class WaitingPods(Generic[S]):
         found = self._single_of_gang.get(gang)
         return () if found is None else found.values()
 
+    def untried_members(self, gang: str) -> Iterator[Entry[S]]:
+        """Yield the members of a gang that are active or back off: they will be tried."""
+        yield from self.singles(gang)
+        for held in self.groups(gang):
+            if held.place is not Place.UNSCHEDULABLE:
+                yield from held.pods.values()
+
     def untried(self, gangs: Iterable[str]) -> int:
-        """Return how many members of `gangs` are active or back off: they will be tried."""
+        """Return how many members of `gangs` are active or back off."""
         return sum(
             len(self.singles(gang))
             + sum(
@@ -85,6 +92,19 @@ class WaitingPods(Generic[S]):
             )
             for gang in gangs
         )
+
+    def late(self, gangs: Iterable[str]) -> float | None:
+        """Return when the last member of `gangs` that backs off after an error is tried again.
+
+        None: no member does.
+        """
+        ends = (
+            entry.until
+            for gang in gangs
+            for entry in self.singles(gang)
+            if entry.place is Place.BACKOFF
+        )
+        return max(ends, default=None)
 
     def take_gated(self) -> tuple[Gated[S], ...]:
         """Return the gated pods, once for each pod and reason."""
@@ -112,6 +132,7 @@ class WaitingPods(Generic[S]):
         if place is Place.ACTIVE:
             self.active.push((-pod.priority, entry.since, pod.gang), entry)
         else:
+            entry.until = until
             self.failed.push((until,), entry)
         if pod.gang:
             self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry

@@ -272,8 +272,11 @@ def test_an_error_of_one_member_makes_a_strict_gang_give_back() -> None:
     attempt = s.permit.pop(s.now)
     assert attempt is not None
     decision = one(s.permit.failed(attempt.pod.uid, "etcd is slow", s.now))
-    assert decision.give_back == ("g-0",)
+    assert (decision.give_back, decision.held_up) == (("g-0",), ("g-2",))
     assert "etcd is slow" in decision.message
+    # Neither those that have given back nor those that were not tried take nodes meanwhile.
+    assert s.places("g-0", "g-1", "g-2") == ["backoff"] * 3
+    assert s.permit.pop(s.now) is None
     s.now = 5.0
     assert sorted(one(s.steps(3)).allow) == ["g-0", "g-1", "g-2"]
 

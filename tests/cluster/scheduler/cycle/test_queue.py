@@ -616,6 +616,34 @@ def test_members_that_gave_their_nodes_back_go_along_with_one_still_to_be_tried(
     assert popped(q, 0) == ["g-1", "g-0"]
 
 
+def test_a_gang_backs_off_as_a_whole_after_an_error_of_one_member() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big", "small", "small"])
+    assert [pop(q) for _ in range(2)] == ["g-0", "g-1"]
+    q.fail_gangs("g-1", ["g"], ["g-0"], now=0)
+    assert counts(q) == (0, 4, 0, 0)
+    # No member is tried early: it would hold a node until g-1 is tried.
+    assert popped(q, 0.9) == []
+    # The member that had the error is tried first.
+    assert popped(q, 1.0) == ["g-1", "g-2", "g-3", "g-0"]
+
+
+def test_a_gang_waits_for_the_longest_back_off_of_its_members() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big", "small"])
+    for now in (0.0, 1.0):
+        assert pop(q, now) == "g-0"
+        q.fail_gangs("g-0", ["g"], [], now)
+    assert popped(q, 2.9) == []
+    assert [pop(q, 3.0) for _ in range(3)] == ["g-0", "g-1", "g-2"]
+    q.fail_gangs("g-0", ["g"], [], now=3.0)
+    q.fail_gangs("g-1", ["g"], [], now=3.5)
+    # Its time limit is over while others back off.
+    q.return_waiting(["g-2"], ["g"], now=4.0)
+    assert popped(q, 6.9) == []
+    assert sorted(popped(q, 7.0)) == ["g-0", "g-1", "g-2"]
+
+
 def test_members_that_gave_their_nodes_back_without_a_refusal_wait_for_activation() -> None:
     q = queue()
     gang_of(q, "g", ["small", "small"])

@@ -163,6 +163,10 @@ class QueueLife(RuleBasedStateMachine):
         if plugin:
             self.queue.refuse_gangs(uid, {plugin}, [gang], waiting, self.now)
             return
+        if data.draw(st.booleans()):
+            self.queue.fail_gangs(uid, [gang], waiting, self.now)
+            assert self.queue.untried([gang])
+            return
         self.queue.return_waiting([uid, *waiting], [gang], self.now)
         self.queue.activate([uid, *waiting], self.now)
 
