@@ -184,9 +184,8 @@ class Measuring(Section, frozen=True):
     """The collectors. All defaults are upstream's.
 
     enabled: measure; without measurements no strategy runs and nothing is reported.
-    interval: of rounds, and of every collector without an interval of its own. page_cache, resctrl:
-    run the collectors of page cache, and of cache and memory bandwidth. cpi_window: how long events
-    are counted for a sample.
+    interval: of rounds, and of every collector without an interval of its own. resctrl: run the
+    collector of cache and memory bandwidth. cpi_window: how long events are counted for a sample.
     """
 
     enabled: bool = True
@@ -196,7 +195,6 @@ class Measuring(Section, frozen=True):
     cpi_interval: Seconds = Seconds(60)
     cpi_window: Seconds = Seconds(10)
     cold_page_interval: Seconds = Seconds(5)
-    page_cache: bool = False
     resctrl: bool = False
     resctrl_interval: Seconds = Seconds(10)
 

@@ -161,7 +161,7 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "coldpage-collector-interval": Flag(
         _D, "measuring.coldPageInterval", "how often cold memory is measured"
     ),
-    "enable-pagecache-collector": Flag(_B, "measuring.pageCache", "measure page cache"),
+    "enable-pagecache-collector": Flag(_B),
     "enable-resctrl-collector": Flag(
         _B, "measuring.resctrl", "measure cache and memory bandwidth; needs gate ResctrlCollector"
     ),

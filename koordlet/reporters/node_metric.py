@@ -120,20 +120,26 @@ class _Memory(msgspec.Struct, frozen=True):
     """The series that one memory policy reports."""
 
     node: Metric
+    system: Metric
     pod: Metric
     host_app: Metric
 
 
-_WITHOUT_CACHE: Final = _Memory(Metric.NODE_MEMORY, Metric.POD_MEMORY, Metric.HOST_APP_MEMORY)
+_WITHOUT_CACHE: Final = _Memory(
+    Metric.NODE_MEMORY, Metric.SYSTEM_MEMORY, Metric.POD_MEMORY, Metric.HOST_APP_MEMORY
+)
 _MEMORY: Final[Mapping[str, _Memory]] = {
+    # Hot pages are known of the node and of pods alone.
     "usageWithHotPageCache": _Memory(
         Metric.NODE_MEMORY_WITH_HOT_PAGES,
+        Metric.SYSTEM_MEMORY,
         Metric.POD_MEMORY_WITH_HOT_PAGES,
         Metric.HOST_APP_MEMORY,
     ),
     "usageWithoutPageCache": _WITHOUT_CACHE,
     "usageWithPageCache": _Memory(
         Metric.NODE_MEMORY_WITH_PAGE_CACHE,
+        Metric.SYSTEM_MEMORY_WITH_PAGE_CACHE,
         Metric.POD_MEMORY_WITH_PAGE_CACHE,
         Metric.HOST_APP_MEMORY_WITH_PAGE_CACHE,
     ),
@@ -221,11 +227,11 @@ def _node(
         system_usage=_average(
             measurements,
             Series(Metric.SYSTEM_CPU),
-            Series(Metric.SYSTEM_MEMORY),
+            Series(memory.system),
             policy.aggregate_s,
         ),
         aggregated_system_usages=_windows(
-            measurements, Series(Metric.SYSTEM_CPU), Series(Metric.SYSTEM_MEMORY), policy
+            measurements, Series(Metric.SYSTEM_CPU), Series(memory.system), policy
         ),
         numa_usages=_numa(measurements, policy),
     )

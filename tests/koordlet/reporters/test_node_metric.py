@@ -207,6 +207,7 @@ def with_caches() -> Measured:
     made = node()
     use(made, "uid-a", 1.0, 1000)
     made.constant(Series(Metric.NODE_MEMORY_WITH_PAGE_CACHE), 50 * GIB)
+    made.constant(Series(Metric.SYSTEM_MEMORY_WITH_PAGE_CACHE), 9 * GIB)
     made.constant(Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, "uid-a"), 2000)
     made.constant(Series(Metric.HOST_APP_CPU, "app"), 1)
     made.constant(Series(Metric.HOST_APP_MEMORY, "app"), 10)
@@ -217,10 +218,10 @@ def with_caches() -> Measured:
 @pytest.mark.parametrize(
     ("memory", "shown"),
     [
-        ("usageWithoutPageCache", ("40Gi", "1k", "10")),
-        ("usageWithPageCache", ("50Gi", "2000", "20")),
+        ("usageWithoutPageCache", ("40Gi", "6Gi", "1k", "10")),
+        ("usageWithPageCache", ("50Gi", "9Gi", "2000", "20")),
         # Cold pages are not collected here, so the series without page cache stand in.
-        ("usageWithHotPageCache", ("40Gi", "1k", "10")),
+        ("usageWithHotPageCache", ("40Gi", "6Gi", "1k", "10")),
     ],
 )
 def test_the_memory_policy_chooses_the_series(memory: str, shown: tuple[str, ...]) -> None:
@@ -228,10 +229,10 @@ def test_the_memory_policy_chooses_the_series(memory: str, shown: tuple[str, ...
     found = report(with_caches(), pod("a"), policy=Policy(memory=memory), apps=(app,))
     assert shown == (
         found["nodeMetric"]["nodeUsage"]["resources"]["memory"],
+        found["nodeMetric"]["systemUsage"]["resources"]["memory"],
         found["podsMetric"][0]["podUsage"]["resources"]["memory"],
         found["hostApplicationMetric"][0]["usage"]["resources"]["memory"],
     )
-    assert found["nodeMetric"]["systemUsage"]["resources"]["memory"] == "6Gi"
 
 
 def test_hot_pages_are_reported_where_they_are_measured() -> None:
