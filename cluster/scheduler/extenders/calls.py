@@ -12,7 +12,7 @@ import aiohttp
 
 from apis.errors import InputError
 from cluster.scheduler.configuration.extenders import Extender, ExtenderTLSConfig
-from cluster.scheduler.extenders.wire import ExtenderError
+from cluster.scheduler.extenders.wire import ExtenderError, Unanswered
 
 _LONGEST_ANSWER: Final = 64 << 20
 """Bytes. An extender without a node cache of its own answers with whole nodes, which have about 10
@@ -51,7 +51,7 @@ class ExtenderCalls:
             self._session = None
 
     async def call(self, verb: str, body: bytes) -> bytes:
-        """Return the body of the answer 200. Raises ExtenderError."""
+        """Return the body of the answer 200. Raises ExtenderError, Unanswered where none comes."""
         if self._session is None:
             raise ExtenderError("the scheduler is ending")
         url = f"{self.url}/{verb}"
@@ -72,9 +72,9 @@ class ExtenderCalls:
                     raise ExtenderError(f"{verb} was answered with status {answer.status}")
                 return bytes(received)
         except TimeoutError:
-            raise ExtenderError(f"{verb} was not answered within {self._seconds:g} s") from None
+            raise Unanswered(f"{verb} was not answered within {self._seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ExtenderError(f"{verb}: {type(error).__name__}: {error}") from None
+            raise Unanswered(f"{verb}: {type(error).__name__}: {error}") from None
 
 
 def _context(tls: ExtenderTLSConfig, *, trusts_all: bool) -> ssl.SSLContext:

@@ -28,6 +28,7 @@ from cluster.scheduler.cycle.proposals import Proposal, Proposals
 from cluster.scheduler.extenders.calls import ExtenderCalls
 from cluster.scheduler.extenders.wire import (
     ExtenderError,
+    Unanswered,
     arguments,
     binding,
     preemption,
@@ -52,8 +53,8 @@ _VICTIMS_AT_ONCE: Final = 8
 """Victims of one preemption that are read at once, for an extender that is sent whole pods. Chosen:
 half of the connections that bindings have."""
 _REST_S: Final = 1.0
-"""How long an extender is not asked about preemptions after a call that failed. Chosen: the
-shortest back-off of a pod. Each question needs a search for victims of up to 130 ms; with an
+"""How long an extender is not asked about preemptions after it did not answer. Chosen: the shortest
+back-off of a pod. Each question needs a search for victims of up to 130 ms; with an
 extender that does not answer, all but one a second would be for nothing."""
 _MOST_TEXTS: Final = 50
 """Different messages of one extender about the nodes of one pod; chosen. They stand in the pod's
@@ -97,7 +98,7 @@ class Proposing(Protocol):
 @dataclass(slots=True)
 class _Extender:
     """One extender. problem: why its last call failed, "" if it did not. rests_until: when it may
-    be asked about preemptions again after a call that failed, by the loop's clock."""
+    be asked about preemptions again after it did not answer, by the loop's clock."""
 
     configured: Extender
     calls: ExtenderCalls
@@ -322,7 +323,7 @@ class Extenders:
         self._decided()
 
     def _check_resting(self, pod: PendingPod[PodShape]) -> None:
-        """Raise ExtenderError if an extender that has to agree failed a moment ago."""
+        """Raise ExtenderError if an extender that has to agree did not answer a moment ago."""
         for each in self._preempting:
             if each.interested(pod.shape) and not each.configured.ignorable and each.rests:
                 raise ExtenderError(f"extender {each.calls.url}: {each.problem}")
@@ -352,7 +353,7 @@ class Extenders:
         body = preemption(whole, proposals, pods=pods)
         try:
             raw = await extender.call(extender.configured.preempt_verb, body)
-        except ExtenderError:
+        except Unanswered:
             extender.rest()
             raise
         answer = read_preemption(raw)

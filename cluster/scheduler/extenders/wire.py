@@ -23,6 +23,10 @@ class ExtenderError(Exception):
     """A call to an extender failed. The text names the extender and the reason."""
 
 
+class Unanswered(ExtenderError):
+    """The extender did not answer a call, so it would hardly answer one about another pod."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filtered:
     """passing: in the order of the answer. failed, unresolvable: node -> message; of the latter

@@ -18,12 +18,14 @@ Tree = dict[str, Any]
 @dataclass
 class Serving:
     """answers: verb -> function from the request's body to the answer's. open: while it is not set,
-    no answer comes. asked: (verb, body) of each request."""
+    no answer comes. cuts: whether connections are closed in place of an answer.
+    asked: (verb, body) of each request."""
 
     answers: dict[str, Callable[[Tree], Any]]
     url: str = ""
     open: asyncio.Event = field(default_factory=asyncio.Event)
     status: int = 200
+    cuts: bool = False
     asked: list[tuple[str, Tree]] = field(default_factory=list)
 
     def bodies(self, verb: str) -> list[Tree]:
@@ -34,6 +36,8 @@ class Serving:
         verb = request.path.rpartition("/")[2]
         self.asked.append((verb, body))
         await self.open.wait()
+        if self.cuts and request.transport is not None:
+            request.transport.abort()
         made = self.answers[verb](body)
         text = made if isinstance(made, str) else json.dumps(made)
         return web.Response(status=self.status, text=text, content_type="application/json")

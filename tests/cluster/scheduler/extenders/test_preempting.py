@@ -446,21 +446,41 @@ def test_only_what_is_asked_about_is_searched_for(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("rest", [0.0, 3600.0])
-def test_an_extender_that_fails_is_not_asked_about_each_pod(
+def test_an_extender_that_does_not_answer_is_not_asked_about_each_pod(
     rest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consulting, "_REST_S", rest)
 
     async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
-        extender.status = 500
+        extender.cuts = True
         names = [*_others(bed), "new"]
         await eventually(lambda: not extenders._tasks)
         for name in names:
             assert bed.core.queue.place(f"u-{name}") is Place.BACKOFF
-            assert "preempt was answered with status 500" in bed.messages[name]
+            assert "preempt: ServerDisconnectedError" in bed.messages[name]
         assert len(extender.asked) == (consulting._AT_ONCE if rest else len(names))
 
     _play(_as_proposed, scenario)
+
+
+@pytest.mark.parametrize("ignorable", [False, True])
+def test_an_extender_that_refuses_one_pod_is_asked_about_others(
+    ignorable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consulting, "_REST_S", 3600.0)
+
+    async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
+        extender.status = 500
+        await _answered(bed)
+        assert bed.evicted() == (["cheap"] if ignorable else [])
+        extender.status = 200
+        bed.pod("other", 3, 9)
+        bed.run()
+        await eventually(lambda: not extenders._tasks)
+        assert len(extender.asked) == 2
+        assert bed.evicted() == (["cheap", "dear"] if ignorable else ["cheap"])
+
+    _play(_as_proposed, scenario, ignorable=ignorable)
 
 
 def test_what_is_kept_of_a_pod_that_waits_is_a_bit_for_each_node() -> None:
