@@ -98,13 +98,15 @@ class Proposing(Protocol):
 @dataclass(slots=True)
 class _Extender:
     """One extender. problem: why its last call failed, "" if it did not. rests_until: when it may
-    be asked about preemptions again after it did not answer, by the loop's clock."""
+    be asked about preemptions again after it did not answer, by the loop's clock. rests_because:
+    why it did not, whatever became of other calls since."""
 
     configured: Extender
     calls: ExtenderCalls
     managed: frozenset[str] = field(init=False)
     problem: str = ""
     rests_until: float = -math.inf
+    rests_because: str = ""
 
     def __post_init__(self) -> None:
         self.managed = frozenset(each.name for each in self.configured.managed_resources)
@@ -124,13 +126,14 @@ class _Extender:
         self.problem = ""
         return answer
 
-    def rest(self) -> None:
-        """Answer no question about preemptions for some time."""
+    def rest(self, because: Unanswered) -> None:
+        """Have no question about preemptions asked for some time."""
+        self.rests_because = str(because)
         self.rests_until = asyncio.get_running_loop().time() + _REST_S
 
     @property
     def rests(self) -> bool:
-        """Whether it has not been asked about preemptions since a call failed."""
+        """Whether it is not to be asked about preemptions yet."""
         return asyncio.get_running_loop().time() < self.rests_until
 
     def failed(self, error: ExtenderError) -> None:
@@ -326,7 +329,7 @@ class Extenders:
         """Raise ExtenderError if an extender that has to agree did not answer a moment ago."""
         for each in self._preempting:
             if each.interested(pod.shape) and not each.configured.ignorable and each.rests:
-                raise ExtenderError(f"extender {each.calls.url}: {each.problem}")
+                raise ExtenderError(f"extender {each.calls.url}: {each.rests_because}")
 
     async def _agreed(self, pod: PendingPod[PodShape], proposals: Proposals) -> Proposals:
         """Return the nodes that are left, with the victims that the last extender names."""
@@ -353,8 +356,8 @@ class Extenders:
         body = preemption(whole, proposals, pods=pods)
         try:
             raw = await extender.call(extender.configured.preempt_verb, body)
-        except Unanswered:
-            extender.rest()
+        except Unanswered as error:
+            extender.rest(error)
             raise
         answer = read_preemption(raw)
         agreed: dict[str, Proposal] = {}

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from cluster.scheduler.binding.placement import Placement
 from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
 from cluster.scheduler.cycle import node_search, preemption
 from cluster.scheduler.cycle.opinions import Opinion
@@ -461,6 +462,26 @@ def test_an_extender_that_does_not_answer_is_not_asked_about_each_pod(
         assert len(extender.asked) == (consulting._AT_ONCE if rest else len(names))
 
     _play(_as_proposed, scenario)
+
+
+def test_a_pod_that_is_not_asked_about_shows_why_after_another_call_succeeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consulting, "_REST_S", 3600.0)
+
+    async def scenario(bed: Bed, extender: Serving, extenders: Extenders) -> None:
+        extender.cuts = True
+        await _answered(bed)
+        extender.cuts = False
+        extender.answers["bind"] = lambda _: {}
+        assert await extenders.bind(Placement("default", "bound", "u-bound", "n0"))
+        bed.pod("other", 3, 9)
+        bed.run()
+        await eventually(lambda: not extenders._tasks)
+        assert len(extender.bodies("preempt")) == 1
+        assert f"extender {extender.url}: preempt: Server" in bed.messages["other"]
+
+    _play(_as_proposed, scenario, bind_verb="bind")
 
 
 @pytest.mark.parametrize("ignorable", [False, True])
