@@ -113,7 +113,7 @@ class GangPlans:
         except Refusal:
             # The attempt of that member will say why.
             return None
-        room = self._room(evaluations)
+        room = self._room(evaluations, sum(len(each.pods) for each in wanted))
         short = self._short(wanted, room)
         alone = sum(each.least for each in wanted) <= 1
         if (
@@ -158,14 +158,17 @@ class GangPlans:
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
-    def _room(self, evaluations: Mapping[PodShape, Evaluation]) -> dict[PodShape, Room]:
-        """Return the room for pods of each shape, worked out once for each reduced shape."""
+    def _room(self, evaluations: Mapping[PodShape, Evaluation], pods: int) -> dict[PodShape, Room]:
+        """Return the room for pods of each shape, worked out once for each reduced shape.
+
+        pods: how many there are of all shapes.
+        """
         known: dict[PodShape, Room] = {}
         room = {}
         for shape, evaluation in evaluations.items():
             reduced = self._tables.reduction.of(shape)
             if reduced not in known:
-                known[reduced] = room_of(shape, evaluation)
+                known[reduced] = room_of(shape, evaluation, pods)
             room[shape] = known[reduced]
         return room
 
@@ -258,7 +261,8 @@ class GangPlans:
                 for shape, count in self._alike(members).items():
                     found = room[shape].slots
                     if promised:
-                        found = np.minimum(found, room_of(shape, self._evaluate(shape)).slots)
+                        beside = room_of(shape, self._evaluate(shape), len(pods))
+                        found = np.minimum(found, beside.slots)
                     slots += np.minimum(found, count)
         return slots
 

@@ -124,7 +124,7 @@ class GatheredSeats:
             except Refusal:
                 continue
             requested, promised = search.requested(pod), search.promised(pod)
-            slots = room_of(pod.shape, evaluation).slots
+            slots = room_of(pod.shape, evaluation, len(self._pods)).slots
             key = (pod.shape.scheduler_name, pod.priority, requested)
             if key not in without:
                 without[key] = slots_without_victims(

@@ -29,6 +29,8 @@ Mask = NDArray[np.int64]
 Scores = NDArray[np.int64]
 
 MAX_SCORE: Final = 100
+NO_LIMIT: Final = 2**31
+"""Slots of a row that a filter does not limit: more than there are pods."""
 MOST_REASONS: Final = 62
 """Bits of a mask that a plugin may use."""
 
@@ -83,10 +85,11 @@ class Filter(Protocol):
 class Counting(Protocol):
     """A filter that can say how many pods of a shape fit on each node together."""
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return how many more pods of this shape each of `rows` would pass, one after another.
 
-        Never less than that; 0 only where the mask holds the row back.
+        pods: how many pods of any shape are placed at most, also on other rows. Never less than
+        that; 0 only where the mask holds the row back; NO_LIMIT where the filter sets none.
         """
         ...
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from apis.scheduling_pod import PodAffinity, PodAffinityTerm
 from cluster.scheduler.plugins.between_pods.pod_selection import TermPods, sees_reserve_pods
-from cluster.scheduler.plugins.contract import MAX_SCORE, Leaving, Mask, Reason, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, NO_LIMIT, Leaving, Mask, Reason, Scores
 from cluster.scheduler.tables.labels import ABSENT
 from cluster.scheduler.tables.matching import Counter, Weigh, is_reserve_pod
 from cluster.scheduler.tables.nodes import Rows
@@ -162,11 +162,24 @@ class InterPodAffinity:
                 beside &= (counter.by_domain(labels, alive) > 0)[ids]
             begins = counter.weigh(pod) and not self._anywhere(own, counter, tables)
             mask[~(has_keys & (beside | bool(begins)))] = _AFFINITY
-        for term, counter in around.apart:
-            self._hold(mask, term.topology_key, counter, tables, _ANTI_AFFINITY)
-        for topology_key, counter in around.existing:
-            self._hold(mask, topology_key, counter, tables, _EXISTING)
+        self._keep_apart(mask, around, tables)
         return mask[rows]
+
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+        """Return 0 where anti-affinity holds pods back, which more pods never end, and at most 1
+        where a pod that is placed keeps others of its shape away.
+
+        Affinity sets no limit: one of the pods that are placed may be the one that others need.
+        """
+        length = len(tables.nodes)
+        apart = np.zeros(length, dtype=np.int64)
+        self._keep_apart(apart, self._around(pod, tables), tables)
+        slots = np.where(apart == 0, NO_LIMIT, 0)
+        for term in terms_of(pod, tables).anti_affinity:
+            if term.pods.match(pod):
+                ids = tables.nodes.labels.column(term.topology_key).ids[:length]
+                slots[ids != ABSENT] = np.minimum(slots[ids != ABSENT], 1)
+        return slots[rows]
 
     def may_open(
         self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
@@ -196,6 +209,12 @@ class InterPodAffinity:
             )
             for t in own.affinity
         )
+
+    def _keep_apart(self, mask: Mask, around: _Around, tables: Tables) -> None:
+        for term, counter in around.apart:
+            self._hold(mask, term.topology_key, counter, tables, _ANTI_AFFINITY)
+        for topology_key, counter in around.existing:
+            self._hold(mask, topology_key, counter, tables, _EXISTING)
 
     def _hold(
         self, mask: Mask, topology_key: str, counter: Counter, tables: Tables, bit: int

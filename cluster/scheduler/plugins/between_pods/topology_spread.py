@@ -29,6 +29,7 @@ from cluster.scheduler.plugins.between_pods.pod_selection import (
 )
 from cluster.scheduler.plugins.contract import (
     MAX_SCORE,
+    NO_LIMIT,
     AppliesByShape,
     Leaving,
     Mask,
@@ -53,17 +54,32 @@ _REASONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Domains:
-    """What a constraint counts. ids: the domain of each row, ABSENT for none. counts: matching pods
-    of each domain. most: how many of them a domain may have that takes the pod."""
+    """What a constraint counts. ids: the domain of each row, ABSENT for none. eligible: rows whose
+    pods are counted. counts: matching pods of each domain. compared: those of the domains that
+    decide which count is the smallest; none where it is 0 for lack of domains. most: how many
+    matching pods a domain may have that takes the pod."""
 
     ids: NDArray[np.int32]
+    eligible: NDArray[np.bool_]
     counter: Counter
     counts: NDArray[np.int64]
+    compared: NDArray[np.int64]
     most: int
 
     def over(self) -> NDArray[np.int64]:
         """Return how many pods too many each domain has."""
         return self.counts - self.most
+
+    def rise(self, pods: int) -> int:
+        """Return by how much that many pods more raise the smallest count at most.
+
+        If it becomes m, any k domains together have at least k * m pods.
+        """
+        if not len(self.compared):
+            return 0
+        ascending = np.sort(self.compared)
+        least = (np.cumsum(ascending) + pods) // np.arange(1, len(ascending) + 1)
+        return int(least.min() - ascending[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +113,19 @@ class PodTopologySpread(AppliesByShape):
             mask[(mask == 0) & (ids == ABSENT)] = 2
         return mask[rows]
 
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+        """Return what each domain may have more if all other domains are filled first."""
+        slots = np.full(len(tables.nodes), NO_LIMIT, dtype=np.int64)
+        for domains in self._domains(pod, tables):
+            ids = domains.ids
+            slots[ids == ABSENT] = 0
+            before_last = (domains.rise(pods) - domains.over())[ids]
+            slots[before_last < 0] = 0
+            if domains.counter.weigh(pod):
+                limited = np.maximum(before_last + 1, 0)
+                slots = np.where(domains.eligible, np.minimum(slots, limited), slots)
+        return slots[rows]
+
     def may_open(
         self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving
     ) -> NDArray[np.bool_]:
@@ -121,12 +150,12 @@ class PodTopologySpread(AppliesByShape):
             eligible = with_keys & _included(pod, constraint, tables)
             counts = counter.by_domain(labels, eligible)
             present = np.bincount(ids[eligible], minlength=labels.values) > 0
-            count = int(np.count_nonzero(present))
-            least = int(counts[present].min()) if count else 0
-            if constraint.min_domains is not None and count < constraint.min_domains:
-                least = 0
+            compared = counts[present]
+            if constraint.min_domains is not None and len(compared) < constraint.min_domains:
+                compared = compared[:0]
+            least = int(compared.min()) if len(compared) else 0
             most = constraint.max_skew + least - counter.weigh(pod)
-            yield _Domains(ids, counter, counts, most)
+            yield _Domains(ids, eligible, counter, counts, compared, most)
 
     def constraints(self, pod: PodShape, when: str) -> tuple[TopologySpreadConstraint, ...]:
         """Return the constraints of this kind: the pod's own, or the defaults."""

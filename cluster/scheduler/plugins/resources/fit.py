@@ -81,7 +81,7 @@ class NodeResourcesFit(AppliesByShape):
                 mask |= 2 << (2 * number)
         return mask
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows) -> NDArray[np.int64]:
+    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return min((allocatable - requested) // request) over the resources, and pods left."""
         nodes = tables.nodes
         given = self._given(pod, tables, rows)

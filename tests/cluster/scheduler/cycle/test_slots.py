@@ -96,14 +96,20 @@ _NODE = st.fixed_dictionaries(
     }
 )
 _PORT = [{"name": "c", "ports": [{"containerPort": 1, "hostPort": 80}]}]
-_SPREAD = [
-    {
-        "maxSkew": 1,
-        "topologyKey": "zone",
-        "whenUnsatisfiable": "DoNotSchedule",
-        "labelSelector": {},
-    }
-]
+
+
+def _spread(key: str, **constraint: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {},
+            **constraint,
+        }
+    ]
+
+
 _ALONE = {
     "podAntiAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -123,7 +129,9 @@ _ALONE = {
             {},
             {"nodeSelector": {"zone": "a"}},
             {"containers": _PORT},
-            {"topologySpreadConstraints": _SPREAD},
+            {"topologySpreadConstraints": _spread("zone")},
+            {"topologySpreadConstraints": _spread("zone", minDomains=3, maxSkew=2)},
+            {"topologySpreadConstraints": _spread("kubernetes.io/hostname")},
             {"affinity": _ALONE},
         ]
     ),
@@ -138,10 +146,30 @@ def test_the_room_is_never_below_what_one_by_one_finds_and_mostly_equal(
     shape = cluster.shape(cpu, **spec)
     room = cluster.room(shape, 12)
     placed = cluster.placed_one_by_one(shape, 12)
-    if "topologySpreadConstraints" in spec or "affinity" in spec:
+    if "topologySpreadConstraints" in spec:
         assert room >= placed
     else:
         assert room == placed
+
+
+@pytest.mark.parametrize(
+    ("closed", "running", "most"),
+    [
+        (False, 0, 4),
+        # Four more pods leave the node with the fewest two at most, and the other one three.
+        (True, 0, 3),
+        # The other node has five, and the one with the fewest will have four at most.
+        (True, 5, 0),
+    ],
+)
+def test_the_node_with_the_fewest_pods_limits_the_room_of_pods_that_are_spread(
+    closed: bool, running: int, most: int
+) -> None:
+    cluster = _Cluster([{"unschedulable": closed}, {}])
+    for number in range(running):
+        cluster.tables.place(Booking(f"ns/o{number}", f"o{number}", cluster.shape(0), "n1"))
+    shape = cluster.shape(0, topologySpreadConstraints=_spread("kubernetes.io/hostname"))
+    assert cluster.room(shape, 4) == most
 
 
 def test_members_of_several_shapes_count_together() -> None:

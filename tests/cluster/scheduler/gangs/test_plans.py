@@ -163,6 +163,33 @@ def test_what_sets_each_member_apart_adds_no_room(own: dict[str, str]) -> None:
     assert "there is room for 2 at most" in bed.refusal(pods).message
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"affinity": _ALONE},
+        {
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": {"matchLabels": {"job": "j"}},
+                }
+            ]
+        },
+    ],
+)
+def test_pods_that_are_spread_are_planned_on_as_many_nodes(spec: dict[str, Any]) -> None:
+    bed = _Bed()
+    # More nodes than plans that are tried; each has CPUs for all members.
+    for number in range(70):
+        bed.tables.upsert_node(
+            make_node(f"c{number}", labels={"rack": "C"}, allocatable={"cpu": "64"})
+        )
+    nodes = bed.nodes_of([bed.pod(f"w{number}", 1, **spec) for number in range(10)])
+    assert len(set(nodes.values())) == 10
+
+
 def test_pods_of_several_shapes_are_planned_together() -> None:
     bed = _Bed()
     pods = [bed.pod("large", cpu=7), bed.pod("small-1", cpu=1), bed.pod("small-2", cpu=1)]
