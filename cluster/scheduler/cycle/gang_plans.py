@@ -105,7 +105,8 @@ class GangPlans:
     def _begin(self, wanted: Sequence[Wanted[PodShape]]) -> Diagnosis | None:
         for each in wanted:
             self._plans.pop(each.gang, None)
-        wanted = [replace(each, pods=tuple(map(self._as_seen, each.pods))) for each in wanted]
+        seen = self._tables.reservations.pod_for
+        wanted = [replace(each, pods=tuple(map(seen, each.pods))) for each in wanted]
         evaluations: dict[PodShape, Evaluation] = {}
         try:
             for shape in {pod.shape: None for each in wanted for pod in each.pods}:
@@ -143,12 +144,6 @@ class GangPlans:
             return self._refuse(str(error), room, COSCHEDULING)
         self._keep(plan, wanted)
         return None
-
-    def _as_seen(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
-        """Return a pod with the shape that reservations see, which may know its name."""
-        name = pod.key.partition("/")[2]
-        shape = self._tables.reservations.shape_for(pod.shape, name, pod.uid)
-        return pod if shape is pod.shape else replace(pod, shape=shape)
 
     def _keep(self, plan: dict[str, str], wanted: Iterable[Wanted[PodShape]]) -> None:
         for each in wanted:

@@ -12,6 +12,7 @@ docs/scheduler.md, "Coscheduling".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -79,8 +80,9 @@ class GangPreemption:
         placed pod is the victim of a preemption and not gone yet. salt: draws between nodes of
         equal cost.
         """
+        as_they_are = {pod.uid: pod for each in gangs for pod in each.pods}
         pods = sorted(
-            (pod for each in gangs for pod in each.pods),
+            map(self._tables.reservations.pod_for, as_they_are.values()),
             key=lambda pod: (-pod.priority, place_in_gang(pod)),
         )
         if trigger.shape.preemption_policy == NEVER:
@@ -133,7 +135,7 @@ class GangPreemption:
                 )
         if not any(seat.candidate.victims for seat in seats):
             return NotFound(_NO_VICTIM if trigger.uid in seated else _NOT_THIS_ONE)
-        return seats
+        return tuple(replace(seat, pod=as_they_are[seat.pod.uid]) for seat in seats)
 
     def _victims_end(self, pod: Pod, being_evicted: Callable[[Booking], bool]) -> bool:
         """Return whether pods on a member's nominated node are being evicted for it."""

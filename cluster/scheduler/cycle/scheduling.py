@@ -165,10 +165,8 @@ class Scheduling:
 
     def feasible_nodes(self, pod: PendingPod[PodShape]) -> tuple[str, ...]:
         """Return the names of the nodes that all filters pass, without booking anything."""
-        name = pod.key.partition("/")[2]
-        shape = self.tables.reservations.shape_for(pod.shape, name, pod.uid)
         try:
-            feasible = self.evaluate(shape).feasible
+            feasible = self.evaluate(self.tables.reservations.pod_for(pod).shape).feasible
         except Refusal:
             return ()
         return tuple(map(self.tables.nodes.name, feasible.tolist()))
@@ -351,7 +349,7 @@ class Scheduling:
         being_evicted: Callable[[Booking], bool],
         agreed: Proposals | NotFound | None,
     ) -> Candidate | NotFound:
-        pod = self._with_its_reservations(pod)
+        pod = self.tables.reservations.pod_for(pod)
         remarks = []
         waits = False
         # Without any node there is nothing to free.
@@ -387,7 +385,7 @@ class Scheduling:
         default = self._default_preemption(pod, diagnosis)
         if default is None:
             return NotFound("")
-        mine = self._with_its_reservations(pod)
+        mine = self.tables.reservations.pod_for(pod)
         reason = default.why_not(mine, being_evicted)
         if reason is not None:
             return reason
@@ -409,7 +407,7 @@ class Scheduling:
         Where a node passes that did not at the attempt, no pod is evicted: the change that made
         room has the pod tried again.
         """
-        nodes, pod = self.tables.nodes, self._with_its_reservations(needs.pod)
+        nodes, pod = self.tables.nodes, self.tables.reservations.pod_for(needs.pod)
         diagnosis = needs.diagnosis(nodes)
         default = self._default_preemption(pod, diagnosis)
         if default is None:
@@ -426,10 +424,6 @@ class Scheduling:
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
         found = (each for each in self.post_filters.get(profile, ()))
         return next((each for each in found if isinstance(each, Preemption)), None)
-
-    def _with_its_reservations(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
-        name = pod.key.partition("/")[2]
-        return replace(pod, shape=self.tables.reservations.shape_for(pod.shape, name, pod.uid))
 
     def _promises(
         self, key: str, uid: str, shape: PodShape, checks: RowChecks, only: int | None

@@ -13,7 +13,7 @@ at the reservations of its row alone is row-local.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.mentions import Mentions, mentioned_by_owners
 from cluster.scheduler.tables.nodes import NodeTable, Rows
+from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.reservations.asked import asked_of
 from cluster.scheduler.tables.reservations.facts import ReservationFacts
 from cluster.scheduler.tables.reservations.groups import Group
@@ -199,6 +200,11 @@ class ReservationTable:
             _drop_oldest(self._personal)
             known = self._personal[shape, uid] = personal(shape, name, uid)
         return known
+
+    def pod_for(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
+        """Return a pod with the shape to decide about it with: see `shape_for`."""
+        shape = self.shape_for(pod.shape, pod.key.partition("/")[2], pod.uid)
+        return pod if shape is pod.shape else replace(pod, shape=shape)
 
     def matched(self, pod: PodShape) -> Slots:
         """Return the slots that a pod may use by what it is, in whatever state these are."""

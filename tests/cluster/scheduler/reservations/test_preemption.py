@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from apis.keys import ANNOTATION_RESERVATION_AFFINITY
 from cluster.scheduler.cycle.evaluation import Evaluator, Profile
@@ -22,6 +23,7 @@ from cluster.scheduler.tables.reservations.facts import AllocatePolicy
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.reservations.bed import CONFIGURATION, ReservationBed
 from tests.cluster.scheduler.reservations.making import make_facts, put, use
 
 _PLUGIN = Reservation()
@@ -32,6 +34,16 @@ _PROFILE = Profile(
     allocators=(_PLUGIN,),
 )
 _ANY: dict[str, Any] = {}
+_GANGS_PREEMPT = CONFIGURATION.replace(
+    "postFilter: {enabled: [{name: Reservation}]}",
+    'postFilter: {enabled: [{name: Coscheduling}], disabled: [{name: "*"}]}',
+).replace(
+    "- schedulerName: other",
+    """  pluginConfig:
+  - name: Coscheduling
+    args: {enablePreemption: true}
+- schedulerName: other""",
+)
 
 
 class _Bed:
@@ -99,3 +111,33 @@ def test_a_stranger_gains_nothing_by_evicting_a_pod_inside_a_reservation() -> No
     assert isinstance(bed.victims(bed.pod("2", 5, app="x")), str)
     other = _Bed(AllocatePolicy.RESTRICTED)
     assert other.victims(other.pod("2", 5, app="x")) == {"uid-beside"}
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        {"object": {"namespace": "default", "name": "g0"}},
+        {"labelSelector": {"matchLabels": {"who": "g0"}}},
+    ],
+    ids=["by name", "by label"],
+)
+def test_a_member_of_a_gang_needs_no_eviction_where_room_is_reserved_for_it(
+    owner: dict[str, Any],
+) -> None:
+    bed = ReservationBed(_GANGS_PREEMPT)
+    amounts = {"cpu": "4", "memory": "64Gi", "pods": "10"}
+    bed.show(
+        bed.core.nodes, "ADDED", {"metadata": {"name": "m"}, "status": {"allocatable": amounts}}
+    )
+    bed.reservation("r", "2", kind="ADDED", owners=[owner])
+    bed.pod("low0", "2", kind="ADDED", node="n", priority=3)
+    bed.pod("low1", "2", kind="ADDED", node="m", priority=2)
+    bed.pod("low2", "2", kind="ADDED", node="m", priority=1)
+    gang = {f"gang.scheduling.koordinator.sh/{key}": value
+            for key, value in (("name", "g"), ("min-available", "2"))}  # fmt: skip
+    for name in ("g0", "g1"):
+        metadata = {"labels": {"who": name}, "annotations": gang}
+        bed.pod(name, "2", kind="ADDED", priority=10, metadata=metadata)
+    assert bed.placed() == {}
+    assert bed.evicted() == ["low2"]
+    assert bed.nominated == {"g0": "n", "g1": "m"}
