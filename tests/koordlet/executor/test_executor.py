@@ -516,6 +516,25 @@ def test_the_write_budget_defers_and_catches_up() -> None:
     assert {bed.text(pod.cgroup, "cpu.shares") for pod in pods} == {"700"}
 
 
+def test_the_write_budget_limits_writes_over_time_and_not_only_each_pass() -> None:
+    bed = Bed(limits=Limits(writes_per_second=10, burst=5))
+    pods = [bed.kubelet.add_pod(TWO_CORES) for _ in range(30)]
+    for number, pod in enumerate(pods):
+        bed.want(f"pod/{number}", (pod.cgroup, SHARES, 700))
+    written = bed.run().written
+    for tenth in range(1, 31):
+        bed.kernel.clock.advance(0.1)
+        written += bed.run().written
+        assert written <= 5 + tenth
+    assert written == 30
+    assert {bed.text(pod.cgroup, "cpu.shares") for pod in pods} == {"700"}
+    # What a quiet time did not use is no credit above the burst.
+    bed.kernel.clock.advance(60)
+    for number, pod in enumerate(pods):
+        bed.want(f"pod/{number}", (pod.cgroup, SHARES, 800))
+    assert bed.run().written == 5
+
+
 def test_a_foreign_write_becomes_the_original_and_is_overruled() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
