@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -17,6 +20,8 @@ from apis.errors import InputError
 from kube.certificates import make_certificates
 from kube.webhook import (
     ALLOWED,
+    LARGE_REVIEW,
+    LARGEST_REVIEW,
     AdmissionRequest,
     Handler,
     Verdict,
@@ -92,17 +97,8 @@ def test_a_server_that_leaves_answers_and_ends_the_connection_itself() -> None:
     """The last answer says that the connection ends, so no review is sent into a closed one."""
 
     async def run() -> None:
-        server = WebhookServer(
-            host="127.0.0.1",
-            port=0,
-            certificates=make_certificates(("localhost",)),
-            routes={"/judge": lambda _: ALLOWED},
-        )
-        await server.start()
-        trusting = ssl.create_default_context()
-        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-        address = f"https://127.0.0.1:{server.port}/judge"
-        try:
+        async with serving(lambda _: ALLOWED) as (server, trusting):
+            address = f"https://127.0.0.1:{server.port}/judge"
             async with aiohttp.ClientSession() as session:
 
                 async def ends() -> bool:
@@ -114,7 +110,80 @@ def test_a_server_that_leaves_answers_and_ends_the_connection_itself() -> None:
                 server.drain()
                 assert await ends()
                 assert await ends()
-        finally:
-            await server.stop()
+
+    asyncio.run(run())
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[tuple[WebhookServer, ssl.SSLContext]]:
+    """Serve `handler` at /judge; yield the server and a TLS context of clients that trust it."""
+    server = WebhookServer(
+        host="127.0.0.1",
+        port=0,
+        certificates=make_certificates(("localhost",)),
+        routes={"/judge": handler},
+    )
+    await server.start()
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    try:
+        yield server, trusting
+    finally:
+        await server.stop()
+
+
+def test_large_reviews_hold_up_no_small_one_and_only_so_many_wait() -> None:
+    """16 large ones may wait for their thread; the 17th is refused at once."""
+    released = threading.Event()
+    large = review(object={"text": "x" * (LARGE_REVIEW + 1024)})
+
+    def wait_if_large(request: AdmissionRequest) -> Verdict:
+        if len(bytes(request.object)) > LARGE_REVIEW:
+            assert released.wait(120), "the large reviews were never released"
+        return ALLOWED
+
+    async def run() -> None:
+        async with serving(wait_if_large) as (server, trusting), aiohttp.ClientSession() as session:
+
+            async def status(body: bytes) -> int:
+                address = f"https://127.0.0.1:{server.port}/judge"
+                async with session.post(address, data=body, ssl=trusting) as answer:
+                    await answer.read()
+                    return answer.status
+
+            reviews = [asyncio.create_task(status(large)) for _ in range(17)]
+            try:
+                (refused,), others = await asyncio.wait(
+                    reviews, return_when=asyncio.FIRST_COMPLETED
+                )
+                assert refused.result() == 503
+                assert await status(review()) == 200
+                assert not any(other.done() for other in others)
+            finally:
+                released.set()
+            assert await asyncio.gather(*others) == [200] * 16
+            assert await status(large) == 200
+
+    asyncio.run(run())
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_read() -> None:
+    async def run() -> None:
+        async with serving(lambda _: ALLOWED) as (server, trusting):
+
+            async def first_line(announced: int, body: bytes = b"") -> bytes:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", server.port, ssl=trusting
+                )
+                head = f"POST /judge HTTP/1.1\r\nHost: a\r\nContent-Length: {announced}\r\n\r\n"
+                writer.write(head.encode() + body)
+                try:
+                    return await reader.readline()
+                finally:
+                    writer.close()
+
+            largest = review().ljust(LARGEST_REVIEW)
+            assert (await first_line(len(largest), largest)).split()[1] == b"200"
+            assert (await first_line(LARGEST_REVIEW + 1)).split()[1] == b"413"
 
     asyncio.run(run())
