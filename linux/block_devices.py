@@ -7,12 +7,11 @@ A device of the device mapper (LVM, LUKS, multipath) or an array lists what it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from linux.host import Host
-from linux.procfs import Mounted
 
 _MEMORY: Final = ("loop", "ram", "zram")
 """Devices that are a file or memory: what they transfer is counted elsewhere or is no transfer."""
@@ -107,21 +106,6 @@ class BlockDevices:
             if device.lvm and volume_group(device.mapper) == group:
                 found.update(self.disks_below(device.name))
         return tuple(sorted(found))
-
-    def mount_disks(self, mounts: Iterable[Mounted]) -> dict[str, tuple[str, ...]]:
-        """Return mount point -> the disks below it, for the mounts of block devices.
-
-        Where several mounts cover one another, the last one counts. File systems such as btrfs have
-        a device number of their own; their source names the device.
-        """
-        found: dict[str, tuple[str, ...]] = {}
-        for mount in mounts:
-            device = self.find(mount.device) or self.find(mount.source)
-            if device is not None:
-                found[mount.point] = self.disks_below(device.name)
-            else:
-                found.pop(mount.point, None)
-        return found
 
 
 def volume_group(mapper: str) -> str:

@@ -126,7 +126,6 @@ class RuntimeProfile(msgspec.Struct, frozen=True):
     valid_mask: the event bits that the runtime is certain to accept. One bit that it does not know
         fails the registration, so the bits that came with NRI 0.10 go only to a runtime that sent
         its NRI version; a version inferred from the runtime's own may be wrong.
-    unsolicited_updates: whether Runtime.UpdateContainers cannot dead-lock the runtime.
     failure_policy: whether the runtime acts on the failure policy in our answer to Configure.
     lists_at_once: whether Synchronize follows Configure without a wait for running CRI calls.
     request_timeout_s: how long a hook may take before the connection is cut.
@@ -143,7 +142,6 @@ class RuntimeProfile(msgspec.Struct, frozen=True):
     creation: frozenset[Resource]
     update: frozenset[Resource]
     valid_mask: int
-    unsolicited_updates: bool
     failure_policy: bool
     lists_at_once: bool
     request_timeout_s: float
@@ -192,7 +190,6 @@ def runtime_profile(
         valid_mask=VALID_MASK
         if reported is not None and nri >= (0, 10, 0)
         else VALID_MASK_BEFORE_0_10,
-        unsolicited_updates=reported is not None and nri >= (0, 12, 1),
         failure_policy=reported is not None and nri >= FAILURE_POLICY_SINCE,
         lists_at_once=kind is not RuntimeKind.OTHER
         and release is not None

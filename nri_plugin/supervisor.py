@@ -19,13 +19,10 @@ import os
 import random
 import socket
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
-from hooks.decision import Decision
-from hooks.subject import NOTHING_REQUESTED
-from nri_plugin import replies
 from nri_plugin.capabilities import RuntimeProfile
 from nri_plugin.connection import Connection, ConnectionClosed
 from nri_plugin.handler import Handler
@@ -41,7 +38,6 @@ from service.repeats import Repeats
 log = logging.getLogger(__name__)
 
 LOCK_FILE = "nri.lock"
-_UPDATE_TIMEOUT_S = 10.0
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -63,10 +59,6 @@ class Status(msgspec.Struct, frozen=True):
     def protects(self) -> bool:
         """True while new containers are adjusted."""
         return self.state is State.SYNCED
-
-
-class UpdatesUnsafe(Exception):
-    """An unsolicited update could dead-lock this runtime, or no runtime is connected."""
 
 
 class Supervisor:
@@ -139,36 +131,6 @@ class Supervisor:
             if self.statistics.connected_s - before >= self._options.stable_after_s:
                 failures = 0
             await self._back_off(failures, seen)
-
-    async def update_containers(self, decisions: Iterable[tuple[str, Decision]]) -> None:
-        """Ask the runtime, unasked, to update containers by id.
-
-        Raises UpdatesUnsafe where that could dead-lock the runtime (NRI before 0.12.1), RpcError or
-        ConnectionClosed. Must not be awaited inside a hook.
-        """
-        connection, session = self._connection, self._session
-        if connection is None or session is None or not session.synchronized:
-            raise UpdatesUnsafe("no runtime is connected")
-        profile = session.runtime
-        if profile is None or not profile.unsolicited_updates:
-            raise UpdatesUnsafe(
-                "this runtime's NRI can dead-lock on an update that it did not ask for"
-                " (fixed in NRI 0.12.1)"
-            )
-        made = [
-            replies.update(
-                nri.Container(id=container_id), NOTHING_REQUESTED, decision, profile
-            ).message
-            for container_id, decision in decisions
-        ]
-        request = nri.UpdateContainersRequest(update=[update for update in made if update])
-        if request.update:
-            await connection.call(
-                RUNTIME,
-                "UpdateContainers",
-                request.SerializeToString(),
-                timeout_s=_UPDATE_TIMEOUT_S,
-            )
 
     # ---------------------------------------------------------------- one connection
 

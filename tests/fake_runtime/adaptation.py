@@ -60,7 +60,6 @@ class Behaviour:
     dribble: bool = False
     metadata: Sequence[tuple[str, str]] = ()
     config: str = ""
-    updates_fail: bool = False  # UpdateContainers is answered by an error without payload
     request_timeout_s: float = 2.0
     registration_timeout_s: float = 5.0
 
@@ -119,7 +118,6 @@ class FakeRuntime:
         self.accepted = 0
         self.registrations = 0
         self.failures: list[str] = []
-        self.unsolicited: list[nri.ContainerUpdate] = []
         self._trunks: list[Trunk] = []
         self._accepting: asyncio.Queue[Trunk] = asyncio.Queue()
         self._server: asyncio.Server | None = None
@@ -306,20 +304,10 @@ class FakeRuntime:
             pods, containers = pods[pods_at_once:], containers[containers_at_once:]
 
     async def _serve(self, plugin: Plugin) -> None:
-        """Answer the plugin's own calls after registration."""
+        """Refuse what the plugin calls after registration: koordlet calls nothing then."""
         while not plugin.trunk.closed:
             stream, request = await plugin.trunk.requests.get()
-            if request.method != "UpdateContainers":
-                await plugin.trunk.respond(stream, b"", UNIMPLEMENTED, f"method {request.method}")
-                continue
-            update = nri.UpdateContainersRequest.FromString(request.payload)
-            if self.behaviour.updates_fail:
-                text = "NRI update of some containers failed"
-                await plugin.trunk.respond(stream, b"", UNKNOWN, text)
-                continue
-            self.unsolicited += update.update
-            self._apply(list(update.update))
-            await plugin.trunk.respond(stream, b"")
+            await plugin.trunk.respond(stream, b"", UNIMPLEMENTED, f"method {request.method}")
 
     # ---------------------------------------------------------------- events
 

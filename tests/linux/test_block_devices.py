@@ -88,14 +88,11 @@ odd line
 """
 
 
-def test_the_disks_of_mounts(devices: BlockDevices) -> None:
+def test_mounts_are_read_in_their_order() -> None:
     mounts = parse_mountinfo(MOUNTINFO)
     assert mounts[3] == Mounted("/data two", "0:45", "btrfs", "/dev/sdb")
-    assert devices.mount_disks(mounts) == {
-        "/": ("sda",),
-        "/data two": ("sdb",),
-        "/srv": ("sda", "sdb"),
-    }
+    points = ["/proc", "/", "/var/log", "/data two", "/var/log", "/srv"]
+    assert [mount.point for mount in mounts] == points
 
 
 def test_a_circle_of_devices_ends() -> None:
@@ -117,5 +114,7 @@ def test_this_machine() -> None:
     devices = read_block_devices(LocalHost())
     assert set(devices.by_name) == set(os.listdir("/sys/class/block"))
     mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
-    for disks in devices.mount_disks(mounts).values():
-        assert set(disks) <= set(devices.by_name)
+    for mount in mounts:
+        device = devices.find(mount.device) or devices.find(mount.source)
+        if device is not None:
+            assert set(devices.disks_below(device.name)) <= set(devices.by_name)

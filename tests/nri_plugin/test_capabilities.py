@@ -66,27 +66,22 @@ def test_the_nri_version_follows_from_the_runtimes(
 
 
 @pytest.mark.parametrize(
-    ("told", "nri", "safe"),
+    ("sent", "nri", "reported"),
     [
         ("v0.12.2", (0, 12, 2), True),
         ("v0.12.1", (0, 12, 1), True),
-        ("v0.12.1-0.20260801000000-abcdefabcdef", (0, 12, 0), False),
-        ("v0.12.0", (0, 12, 0), False),
+        ("v0.12.1-0.20260801000000-abcdefabcdef", (0, 12, 0), True),
+        ("v0.12.0", (0, 12, 0), True),
         ("(devel)", (0, 12, 0), False),
         ("0.0.0-unknown", (0, 12, 0), False),
         ("", (0, 12, 0), False),
     ],
 )
-def test_only_a_told_nri_version_makes_unasked_updates_safe(
-    told: str, nri: Version, safe: bool
+def test_an_nri_version_that_the_runtime_sent_counts_before_an_inferred_one(
+    sent: str, nri: Version, reported: bool
 ) -> None:
-    profile = runtime_profile("containerd", "v2.3.0", nri_version=told)
-    assert profile.nri == nri
-    assert profile.unsolicited_updates is safe
-
-
-def test_an_inferred_version_never_makes_unasked_updates_safe() -> None:
-    assert not runtime_profile("containerd", "v9.0.0").unsolicited_updates
+    profile = runtime_profile("containerd", "v2.3.0", nri_version=sent)
+    assert (profile.nri, profile.nri_reported) == (nri, reported)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.nri_plugin.scenes import (
     SHARES,
     RecordingHandler,
     container,
-    decision,
     options,
     pod,
     running,
@@ -171,19 +170,5 @@ def test_a_runtime_that_dies_during_an_event_is_joined_again(
             assert handler.methods().count("disconnected") == 1
             created = await runtime.create_container(container("new"))
             assert created.adjust.linux.resources.cpu.shares.value == 77
-
-    uvloop.run(scenario())
-
-
-def test_an_unasked_update_that_fails_is_an_error_without_a_list(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        runtime = FakeRuntime(str(tmp_path / "nri.sock"), profiles.D, Behaviour(updates_fail=True))
-        supervisor = Supervisor(options(tmp_path), RecordingHandler())
-        async with runtime.running(), running(supervisor):
-            await runtime.synchronized()
-            await supervisor.wait_synced()
-            with pytest.raises(RpcError, match="update of some containers failed"):
-                await supervisor.update_containers([("c", decision({SHARES: 4}))])
-            assert supervisor.status.protects
 
     uvloop.run(scenario())

@@ -18,7 +18,7 @@ from nri_plugin.events import Event
 from nri_plugin.handler import Refused
 from nri_plugin.options import Launch
 from nri_plugin.statistics import Missed, State
-from nri_plugin.supervisor import Supervisor, UpdatesUnsafe
+from nri_plugin.supervisor import Supervisor
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.fake_runtime import profiles
 from tests.fake_runtime.adaptation import Behaviour, EventFailed, FakeRuntime
@@ -32,7 +32,6 @@ from tests.nri_plugin.scenes import (
     Values,
     beside,
     container,
-    decision,
     options,
     pod,
     running,
@@ -507,29 +506,5 @@ def test_a_plugin_launched_by_the_runtime_uses_its_end_of_the_pair(
             assert plugin.full_name == "07-given"
             plugin.trunk.close()
             await asyncio.wait_for(task, 10)
-
-    uvloop.run(scenario())
-
-
-@pytest.mark.parametrize("profile", [profiles.A, profiles.B, profiles.C], ids=lambda p: p.nri)
-def test_updates_that_nobody_asked_for_are_not_sent_where_they_can_dead_lock(
-    tmp_path: Path, profile: Profile
-) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path, profile) as scene:
-            await scene.synchronized()
-            with pytest.raises(UpdatesUnsafe, match="dead-lock"):
-                await scene.supervisor.update_containers([("c", decision({SHARES: 4}))])
-
-    uvloop.run(scenario())
-
-
-def test_updates_that_nobody_asked_for_are_sent_where_it_is_safe(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path, profiles.D) as scene:
-            await scene.synchronized()
-            await scene.supervisor.update_containers([("c", decision({SHARES: 4}))])
-            (update,) = scene.runtime.unsolicited
-            assert (update.container_id, update.linux.resources.cpu.shares.value) == ("c", 4)
 
     uvloop.run(scenario())

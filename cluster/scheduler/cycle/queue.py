@@ -122,13 +122,6 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.get(uid)
         return (0, 0.0) if entry is None else (entry.attempts, entry.entered or 0.0)
 
-    def held_with(self, uid: str) -> Iterator[PendingPod[S]]:
-        """Yield the pods that wait together with a refused pod, itself included."""
-        entry = self._entries.get(uid)
-        if entry is not None and entry.held is not None:
-            for other in entry.held.pods.values():
-                yield other.pod
-
     def next_time(self) -> float | None:
         """Return when `pop` may have a pod that it has not now, without any further input."""
         return self._waking.next_time()

@@ -5,7 +5,7 @@ Plugins of all profiles read one set of tables, so no booking of one profile is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -129,9 +129,6 @@ class Tables:
     def taken(self, uid: str) -> Taken | None:
         """Return what a pod is taken over by, as long as that may be undone; None for others."""
         return self._taken.get(uid)
-
-    def rows_with_bookings(self) -> Iterator[int]:
-        return (row for row, bookings in self._on_row.items() if bookings)
 
     def reaches_volume(self, volume: str, node: str) -> bool | None:
         """Return whether a volume can be reached from a node; None if the node is not known."""

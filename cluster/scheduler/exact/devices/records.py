@@ -137,16 +137,3 @@ def _amount(gpu: DeviceAllocation, name: str) -> int:
     if quantity is not None:
         return quantity.value()
     return WHOLE if name == GPU_CORE else 0
-
-
-def resized_allocatable(devices: Devices) -> str:
-    """Return the text of a Reservation's annotation reservation-resize-allocatable.
-
-    What the devices of a reserve pod add up to, so that GPU memory counts in both units.
-    """
-    total: dict[str, Any] = {}
-    for allocations in devices.values():
-        for one in allocations:
-            for name, amount in one.resources.items():
-                total[name] = total[name] + amount if name in total else amount
-    return canonical_json({"resources": total})

@@ -22,7 +22,6 @@ from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.records import (
     adapted_record,
     device_allocated,
-    resized_allocatable,
 )
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.settings import Settings
@@ -170,16 +169,6 @@ def test_the_gate_decides_about_vendors_annotations() -> None:
         assert isinstance(placed, Placed)
         assert ("huawei.com/npu-core" in placed.recorded.annotations) is adaption
         assert (ANNOTATION_GPU_MINORS in placed.recorded.annotations) is adaption
-
-
-def test_a_reservations_amounts_grow_by_what_its_devices_add_up_to() -> None:
-    assert json.loads(resized_allocatable(_allocated(0, 1))) == {
-        "resources": {
-            full("gpu-core"): "200",
-            full("gpu-memory"): "40Gi",
-            full("gpu-memory-ratio"): "200",
-        }
-    }
 
 
 def test_an_allocation_survives_its_annotation() -> None:
