@@ -7,42 +7,14 @@ are left out, and NUMA nodes may be sparse. Files: docs/facts/kernel.md, "CPU to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from apis.cpuset import CpuSet
+from linux.cpus import Cpu, CpuTopology
 from linux.host import Host
 
 POSSIBLE_CPUS: Final = "/sys/devices/system/cpu/possible"
 """The file of the CPUs that this machine can ever have, offline ones included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """One online logical CPU.
-
-    l3: the cache's id, which is also its resctrl domain; where the firmware gives no id, the
-    caches' rank by their smallest CPU; -1 without such a cache.
-    """
-
-    cpu: int
-    core: int
-    socket: int
-    node: int
-    l3: int
-
-
-@dataclass(frozen=True, slots=True)
-class CpuTopology:
-    """All online CPUs, sorted by node, socket, core, CPU."""
-
-    cpus: tuple[Cpu, ...]
-    nodes: Mapping[int, CpuSet]
-
-    @property
-    def online(self) -> CpuSet:
-        return CpuSet(cpu.cpu for cpu in self.cpus)
 
 
 def _text(host: Host, path: str) -> str:

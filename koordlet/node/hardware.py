@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from linux.cpus import Cpu
 from linux.host import Host
 from linux.procfs import total_memory_bytes
-from linux.topology import Cpu, read_topology
+from linux.topology import read_topology
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from hooks.facts import NodeInputs
 from hooks.standing import NOTHING_STANDS, Standing
 from hooks.subject import ContainerSubject, HostAppSubject, Pod, Requested
 from koordlet.measurement.series import Measurements
-from linux.topology import Cpu
+from linux.cpus import Cpu
 
 
 class PodOnNode(msgspec.Struct, frozen=True):

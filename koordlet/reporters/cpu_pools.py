@@ -19,7 +19,7 @@ from apis.qos import QoSClass
 from apis.topology import CPUSharedPool, PodCPUAlloc
 from hooks.subject import Pod
 from koordlet.qos.strategies.cpu_owners import allocated
-from linux.topology import Cpu
+from linux.cpus import Cpu
 
 
 class Pools(msgspec.Struct, frozen=True):

@@ -46,8 +46,8 @@ from koordlet.reporters.allocatable import raw_allocatable
 from koordlet.reporters.cpu_pools import packed, pools
 from koordlet.reporters.stored import Plain
 from koordlet.sources.kubelet_settings import KubeletSettings
+from linux.cpus import Cpu
 from linux.numa_memory import HUGE_PAGES_BYTES, CpuKind, NumaMemory
-from linux.topology import Cpu
 
 ZONE_TYPE: Final = "Node"
 

@@ -31,10 +31,10 @@ from koordlet.reporters.topology import Facts, KeptTopology, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
 from kube.client import ApiError, Client, encode_object
 from kube.resources import DEVICES, NODE_METRICS, NODE_RESOURCE_TOPOLOGIES, NODES
+from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
 from linux.pci import Place
 from linux.rdma import RdmaFunction
-from linux.topology import Cpu
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
 from tests.koordlet.configured import configured

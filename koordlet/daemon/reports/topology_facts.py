@@ -19,9 +19,10 @@ from koordlet.reporters.topology import Facts, KeptTopology, topology
 from koordlet.sources.kubelet import KubeletClient
 from koordlet.sources.kubelet_settings import KubeletSettings, read_exclusive_cpus
 from koordlet.sources.polling import SourceError
+from linux.cpus import Cpu
 from linux.host import Host
 from linux.numa_memory import CpuKind, NumaMemory, read_cpu_kind, read_numa_memory
-from linux.topology import Cpu, read_topology
+from linux.topology import read_topology
 
 _MACHINE_S: Final = 60.0
 """How often CPUs, memory and huge pages are read again; upstream's interval. A change of the online

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from apis.cpuset import CpuSet
-from linux.topology import Cpu
+from linux.cpus import Cpu
 
 
 def choose(count: int, free: CpuSet, present: CpuSet, topology: Sequence[Cpu]) -> CpuSet:

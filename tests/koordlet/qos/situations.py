@@ -12,7 +12,7 @@ from hooks.facts import NodeInputs
 from hooks.subject import ContainerSubject, HostAppSubject, Pod, Requested
 from koordlet.measurement.series import Aggregate, Series
 from koordlet.qos.strategy import NodeAmounts, PodOnNode, Situation
-from linux.topology import Cpu
+from linux.cpus import Cpu
 from tests.hooks.making import node
 
 GIB = 1 << 30

@@ -17,8 +17,8 @@ from koordlet.sources.kubelet_settings import KubeletSettings
 from koordlet.sources.polling import SourceError
 from kube.client import Client
 from kube.resources import NODE_RESOURCE_TOPOLOGIES
+from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
-from linux.topology import Cpu
 from tests.koordlet.reporters.bed import Objects, Plain, with_server
 
 PATH = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies/n1"

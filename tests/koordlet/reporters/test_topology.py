@@ -21,8 +21,8 @@ from hooks.subject import Pod, make_pod
 from koordlet.reporters.cpu_pools import packed, pools
 from koordlet.reporters.topology import Facts, merged, new_object, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
+from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
-from linux.topology import Cpu
 
 GIB = 2**30
 KEY = "node.koordinator.sh/"

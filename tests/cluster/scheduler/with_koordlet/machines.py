@@ -16,8 +16,8 @@ from apis.keys import (
     ANNOTATION_SYSTEM_QOS_RESOURCE,
 )
 from koordlet.sources.kubelet_settings import KubeletSettings
+from linux.cpus import Cpu
 from linux.numa_memory import NumaMemory
-from linux.topology import Cpu
 
 GIB = 2**30
 

@@ -33,10 +33,10 @@ from koordlet.reporters.topology import Facts, KeptTopology, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
 from kube.client import Client, encode_object
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, NODES, PODS
+from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
 from linux.pci import Place
 from linux.rdma import RdmaFunction
-from linux.topology import Cpu
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import read
 from tests.cluster.scheduler.beds.on_api_server import make_node, play, pods, scheduler

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
 from koordlet.qos.strategies.cpu_choice import choose, share, spread
-from linux.topology import Cpu
+from linux.cpus import Cpu
 from tests.koordlet.qos.situations import cpus
 
 NODE = cpus()
