@@ -117,13 +117,23 @@ def _charts(
             [(each, each.removeprefix("psi.")) for each in series if each.startswith("psi.")],
             series,
         ),
-        _chart(
-            "Prediction: the peak that is predicted for prod, and what prod used, in cores",
-            times,
-            [*_named(series, "node_predicted_resource_peak", "predicted"), ("cpu.prod", "used")],
-            series,
-        ),
+        *_predictions(times, series),
     )
+
+
+def _predictions(times: Sequence[float], series: Mapping[str, Any]) -> list[str]:
+    """Return the charts of what was predicted and what came, if anything was predicted."""
+    return [
+        _chart(
+            f"Prediction: the peak that is predicted for prod, and what prod used, in {unit}",
+            times,
+            [(f"predicted.{resource}.prod", "predicted"), (f"{resource}.prod", "used")],
+            series,
+            scale=scale,
+        )
+        for resource, unit, scale in (("cpu", "cores", 1.0), ("memory", "GiB", 1 / (1 << 30)))
+        if f"predicted.{resource}.prod" in series
+    ]
 
 
 def _minutes(times: Sequence[float]) -> str:

@@ -137,8 +137,8 @@ def _class_row(qos: QoSClass, rows: Sequence[Plain]) -> Plain:
 class History:
     """The last hour, point by point, and what the strategies noted in it. For one thread at a time.
 
-    A point has usage by class, of the node and its system, and the strategies' gauges, by names
-    such as "cpu.LS" and "be_suppress_cpu_cores{type=cpuset}".
+    A point has usage by class, of the node and its system, predictions, and the strategies' gauges,
+    by names such as "cpu.LS", "predicted.cpu.prod" and "be_suppress_cpu_cores{type=cpuset}".
     """
 
     def __init__(self) -> None:
@@ -154,15 +154,16 @@ class History:
         return not self._points or wall - self._points[-1][0] >= STEP_S
 
     def add(self, wall: float, shown: Plain, gauges: Mapping[str, float]) -> None:
-        """Add a point from an overview. wall: seconds since the epoch."""
+        """Add a point from an overview. wall: seconds since the epoch. gauges: further series."""
         node = shown["node"]
-        prod = [pod["cpu"] for pod in shown["pods"] if pod["priorityClass"] == PriorityClass.PROD]
+        prod = [pod for pod in shown["pods"] if pod["priorityClass"] == PriorityClass.PROD]
         point: dict[str, float | None] = {
             "cpu.node": node["cpu"]["used"],
             "cpu.system": node["cpu"]["system"],
             "memory.node": node["memory"]["used"],
             "memory.system": node["memory"]["system"],
-            "cpu.prod": sum(each or 0.0 for each in prod) if prod else None,
+            "cpu.prod": sum(pod["cpu"] or 0.0 for pod in prod) if prod else None,
+            "memory.prod": sum(pod["memory"] or 0.0 for pod in prod) if prod else None,
             "be.limit": shown["bestEffort"]["limit"],
             **{f"psi.{name}": value for name, value in node["pressure"].items()},
             **{f"cpu.{row['class']}": row["cpu"] for row in shown["classes"] if row["pods"]},

@@ -98,6 +98,10 @@ def hour() -> dict[str, Any]:
             "be.limit": be,
             "be_suppress_cpu_cores{type=cpuset}": be,
             "psi.cpu.some.avg10": [each * 2 for each in load],
+            "cpu.prod": load,
+            "predicted.cpu.prod": [6.2] * 361,
+            "memory.prod": [8.0 * _GIB] * 361,
+            "predicted.memory.prod": [12.5 * _GIB] * 361,
         },
         "notes": [
             {

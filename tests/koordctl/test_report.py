@@ -65,16 +65,27 @@ def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
         "Memory used, without page cache, in GiB",
         "Best effort: the cores that it may use, and uses",
         "Pressure: share of time in which tasks waited, in percent",
+        "Prediction: the peak that is predicted for prod, and what prod used, in cores",
+        "Prediction: the peak that is predicted for prod, and what prod used, in GiB",
         "CPUs and who owns them",
         "Strategies",
         "What the strategies did",
         "Pods now",
     ):
         assert f">{title}<" in text, title
-    assert "Prediction" not in text  # nothing was predicted
     assert "left by suppression: cpuset" in text
     assert "CPU 0, core 0: default/db-0" in text
     assert "CPU 1, core 1: shared" in text
+
+
+def test_prediction_stands_beside_what_came() -> None:
+    found = hour()
+    text = page(found, look())
+    [chart] = re.findall(r"<figure><h2>Prediction: [^<]* in GiB</h2>.*?</figure>", text)
+    assert [chart.count(label) for label in (">predicted<", ">used<")] == [1, 1]
+    assert len(re.findall("<path ", chart)) == 2
+    del found["series"]["predicted.cpu.prod"], found["series"]["predicted.memory.prod"]
+    assert "Prediction" not in page(found, look())
 
 
 def test_lines_stay_inside_their_chart_and_break_where_a_value_is_missing() -> None:

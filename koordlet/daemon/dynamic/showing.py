@@ -14,6 +14,7 @@ from hooks.subject import Pod
 from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.exposition.overview import History, Plain, Readable, class_of, overview
 from koordlet.node.hardware import Machine
+from koordlet.prediction.peak import Predictions
 from koordlet.qos.strategies.cpu_owners import allocated
 from koordlet.qos.strategy import Note
 
@@ -30,12 +31,15 @@ class Showing:
         *,
         dynamics: Dynamics,
         machine: Callable[[], Machine | None],
+        predictions: Callable[[], Predictions | None],
         interval_s: float,
     ) -> None:
-        """name: the node's. machine: returns what is known of it. interval_s: of the samples."""
+        """name: the node's. machine: returns what is known of it. predictions: returns what the
+        last report predicted. interval_s: of the samples."""
         self._name = name
         self._dynamics = dynamics
         self._machine = machine
+        self._predictions = predictions
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._history = History()
@@ -58,6 +62,11 @@ class Showing:
             for name, labels, value in self._dynamics.runner.gauges(measured.now)
             if not any(key == "container_id" for key, _ in labels)
         }
+        predicted = self._predictions()
+        if predicted is not None:
+            peak = predicted.careful.peak
+            gauges["predicted.cpu.prod"] = peak.cpu_milli / 1000
+            gauges["predicted.memory.prod"] = float(peak.memory_bytes)
         with self._lock:
             self._history.add(wall, shown, gauges)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from koordctl.report import page
 from koordctl.top import screen
+from koordlet.prediction.peak import Both, Prediction, Predictions
 from tests.koordlet.daemon.bed import ONE_CPU, SLO, node, node_object, run, until
 
 
@@ -18,6 +19,11 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 await n.run_pod(pod)
                 await n.create(pod, "c1")
                 showing = daemon.parts.showing
+                # Before the first point, which takes two rounds of measurements.
+                daemon.parts.reporting.predictions = Predictions(
+                    by_pod=Prediction(Both(), Both(2000, 1 << 30)),
+                    by_class=Prediction(Both(), Both(2500, 1 << 29)),
+                )
 
                 look: dict[str, Any] = {}
 
@@ -41,6 +47,8 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 assert status == 200
                 assert len(history["times"]) == 1  # the next one is due 10 s later
                 assert "cpu.node" in history["series"]
+                assert history["series"]["predicted.cpu.prod"] == [2.5]
+                assert history["series"]["predicted.memory.prod"] == [float(1 << 30)]
                 assert "Strategies" in page(history, look)
 
     run(test)
