@@ -5,7 +5,7 @@ A field that cannot be used costs that fact alone; the error names object, field
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from apis.numa import (
     numa_allocate_strategy,
     parse_amplification_ratios,
 )
+from apis.quantity import Quantity
 from apis.topology import (
     CPUManagerPolicy,
     CPUTopology,
@@ -54,6 +55,10 @@ T = TypeVar("T")
 MOST_NUMA_NODES: Final = 8
 """NUMA nodes of a machine whose resources are scheduled, as with kubelet's topology manager by
 default. Every subset of them is looked at: 255 here, twice as many with one more."""
+
+MOST_NUMA_RESOURCES: Final = 32
+"""Resources that the NUMA nodes of one machine have together. Chosen: machines report cpu, memory,
+the sizes of huge pages and some devices. Each takes columns of 1 MB with 8,192 nodes."""
 
 _POLICIES: Final = {policy.value: policy for policy in NUMATopologyPolicy if policy}
 
@@ -253,17 +258,21 @@ class _Reading:
         """Return the amounts for pods by NUMA id.
 
         Amounts in a NodeResourceTopology with ratios are amplified already; others are amplified by
-        the node's ratios here. Reserved CPUs are taken off.
+        the node's ratios here. Reserved CPUs are taken off. Of too many resources the first count:
+        those of Kubernetes, then by name.
         """
         if self._topology is None:
             return MappingProxyType({})
         own = self._ratios(self._topology.metadata.annotations, self._topology_name)
-        zones: dict[int, dict[str, int]] = {}
+        reported: dict[int, dict[str, Quantity]] = {}
         for zone in self._topology.zones:
             number = numa_id(zone) if zone.type == "Node" else None
-            if number is None:
-                continue
-            amounts = amounts_of({one.name: one.allocatable for one in zone.resources})
+            if number is not None:
+                reported[number] = {one.name: one.allocatable for one in zone.resources}
+        zones: dict[int, dict[str, int]] = {}
+        counted = self._counted({name for resources in reported.values() for name in resources})
+        for number, resources in reported.items():
+            amounts = amounts_of({n: q for n, q in resources.items() if n in counted})
             taken = 0
             if topology is not None:
                 taken = 1000 * (reserved & topology.numa.get(number, 0)).bit_count()
@@ -286,3 +295,17 @@ class _Reading:
             )
             return MappingProxyType({})
         return MappingProxyType(dict(sorted(zones.items())))
+
+    def _counted(self, names: Set[str]) -> Set[str]:
+        """Return the resources that count, and note it if these are not all."""
+        if len(names) <= MOST_NUMA_RESOURCES:
+            return names
+        self.errors.append(
+            InputError(
+                obj=self._topology_name,
+                field="zones",
+                value=f"{len(names)} resources",
+                problem=f"the first {MOST_NUMA_RESOURCES} count: those of Kubernetes, then by name",
+            )
+        )
+        return set(sorted(names, key=lambda name: ("/" in name, name))[:MOST_NUMA_RESOURCES])

@@ -104,7 +104,8 @@ class NumaTable:
     free_cpus: [row, kind, NUMA slot or WHOLE_NODE]. managed_cpus: [row, NUMA slot], those that pods
     may have at all. slots: count of NUMA nodes with resources; the n-th by id has slot n.
     status: [row, slot], a Status. total, free: resource name -> [row, slot], amplified.
-    has: resource name -> whether a NUMA node of the row has the resource.
+    has: resource name -> whether a NUMA node of the row has the resource. Each of these three has
+    the resources that a node has now.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -123,6 +124,8 @@ class NumaTable:
         self.total: dict[str, Vector] = {}
         self.free: dict[str, Vector] = {}
         self.has: dict[str, NDArray[np.bool_]] = {}
+        self._named: dict[int, set[str]] = {}
+        """Row -> the resources of its NUMA nodes."""
         self._facts: dict[int, NumaFacts] = {}
         self._shares: dict[int, dict[str, _Share]] = {}
         self._with_policy: set[int] = set()
@@ -259,7 +262,11 @@ class NumaTable:
         self.free_cpus[row] = _counts(state)
         self.managed_cpus[row] = 0
         self.status[row] = 0
-        for name in self.total:
+        had = self._named.pop(row, set())
+        named = {name for numa in state.numa.values() for name in numa.total}
+        if named:
+            self._named[row] = named
+        for name in had:
             self.total[name][row] = 0
             self.free[name][row] = 0
             self.has[name][row] = False
@@ -274,6 +281,9 @@ class NumaTable:
                 self.total[name][row, slot] = amount
                 self.free[name][row, slot] = numa.free[name]
                 self.has[name][row] = True
+        for name in had - named:
+            if not self.has[name].any():
+                del self.total[name], self.free[name], self.has[name]
         self._nodes.touch(row)
 
     def _add_resource(self, name: str) -> None:

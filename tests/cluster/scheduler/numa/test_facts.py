@@ -20,7 +20,12 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
 )
 from apis.numa import NodeCPUBindPolicy, NUMAAllocateStrategy, NUMATopologyPolicy
-from cluster.scheduler.tables.numa.facts import NO_FACTS, amplify, parse_numa_facts
+from cluster.scheduler.tables.numa.facts import (
+    MOST_NUMA_RESOURCES,
+    NO_FACTS,
+    amplify,
+    parse_numa_facts,
+)
 from tests.cluster.scheduler.making import make_node
 from tests.cluster.scheduler.numa.making import SMALL, SMALL_ZONES, make_topology
 
@@ -213,6 +218,18 @@ def test_more_than_eight_numa_nodes_are_not_scheduled() -> None:
     assert facts.zones == {}
     assert "at most 8 NUMA nodes" in errors[0]
     assert facts.topology is not None
+
+
+def test_of_too_many_resources_the_first_count() -> None:
+    odd = {f"example.com/r{number:02}": "1" for number in range(MOST_NUMA_RESOURCES)}
+    facts, errors = facts_of(zones={0: odd, 1: odd | {"cpu": "8", "hugepages-2Mi": "1Gi"}})
+    assert errors == [
+        "NodeResourceTopology n: zones = '34 resources': the first 32 count: those of Kubernetes, "
+        "then by name"
+    ]
+    first = sorted(odd)[: MOST_NUMA_RESOURCES - 2]
+    assert sorted(facts.zones[0]) == first
+    assert sorted(facts.zones[1]) == ["cpu", *first, "hugepages-2Mi"]
 
 
 def test_other_zones_are_ignored() -> None:

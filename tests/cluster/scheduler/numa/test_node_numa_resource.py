@@ -637,3 +637,25 @@ def test_a_plain_pod_costs_nothing_but_its_score() -> None:
     assert cluster.reasons(shape) == {"n": ()}
     assert cluster.allocate(shape, "n") == Allocation()
     assert cluster.scores(shape) == {"n": 99}
+
+
+def test_a_resource_that_no_numa_node_has_any_more_takes_no_columns() -> None:
+    cluster = NumaCluster()
+
+    def report(node: str, *names: str) -> int:
+        zones = {0: dict.fromkeys(names, "4")}
+        return cluster.add_node(node, make_topology(node, zones=zones))
+
+    report("n", "cpu", "example.com/a")
+    report("m", "example.com/a")
+    table = cluster.table
+    for columns in (table.total, table.free, table.has):
+        assert columns.keys() == {"cpu", "example.com/a"}
+    row = report("n", "cpu", "example.com/b")
+    assert table.total.keys() == {"cpu", "example.com/a", "example.com/b"}
+    assert table.has["example.com/a"].tolist().count(True) == 1
+    report("m", "cpu")
+    for columns in (table.total, table.free, table.has):
+        assert columns.keys() == {"cpu", "example.com/b"}
+    table.forget(row)
+    assert table.total.keys() == {"cpu"}

@@ -96,6 +96,11 @@ def _objects(name: str) -> Iterator[tuple[str, Plain]]:
             },
         },
     )
+    zone = {"name": "node-0", "type": "Node", "resources": [
+        {"name": each, "capacity": "4", "allocatable": "4", "available": "4"}
+        for each in ("cpu", f"example.com/{name}")
+    ]}  # fmt: skip
+    yield "NodeResourceTopology", {"metadata": {"name": name}, "zones": [zone]}
     gpu = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     device = {"type": "gpu", "minor": 0, "id": name, "health": True, "resources": gpu}
     yield "Device", {"metadata": {"name": name}, "spec": {"devices": [device]}}

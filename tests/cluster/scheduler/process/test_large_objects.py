@@ -1,4 +1,4 @@
-"""Objects as large as an API server takes, one of each kind: each costs itself only. About 10 s.
+"""Objects as large as an API server takes, of most kinds: each costs itself only. About 10 s.
 
 etcd takes requests of 1.5 MiB (its --max-request-bytes), the API server 256 KiB of annotations.
 Each object is made with a little less, and is refused with a little more.
@@ -15,10 +15,12 @@ import msgspec
 import pytest
 
 from cluster.scheduler.sources.objects import MOST_OF_A_NODE
+from cluster.scheduler.tables.numa.facts import MOST_NUMA_RESOURCES
 from kube.client import ApiError, Client, encode_object
 from kube.resources import (
     CSI_NODES,
     ELASTIC_QUOTAS,
+    NODE_RESOURCE_TOPOLOGIES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -153,6 +155,15 @@ def _csi_node(count: int) -> Tree:
     return {"metadata": {"name": "large"}, "spec": {"drivers": drivers}}
 
 
+def _topology(count: int) -> Tree:
+    resources = [
+        {"name": name, "capacity": "1", "allocatable": "1", "available": "1"}
+        for name in _named(count, "1")
+    ]
+    zone = {"name": "node-0", "type": "Node", "resources": resources}
+    return {"metadata": {"name": "large"}, "topologyPolicies": ["None"], "zones": [zone]}
+
+
 _LARGE: tuple[tuple[Resource, Callable[[int], Tree]], ...] = (
     (PODS, _pod),
     (RESERVATIONS, _reservation),
@@ -161,6 +172,7 @@ _LARGE: tuple[tuple[Resource, Callable[[int], Tree]], ...] = (
     (PERSISTENT_VOLUMES, _volume),
     (STORAGE_CLASSES, _class),
     (CSI_NODES, _csi_node),
+    (NODE_RESOURCE_TOPOLOGIES, _topology),
 )
 
 
@@ -239,12 +251,14 @@ async def _large_objects_cost_themselves_only(server: ApiServer, client: Client)
         async def bound() -> bool:
             nodes = await nodes_of(client)
             good = ("plain", "quota", "gang", "last")
-            return all(node for name, node in nodes.items() if name.startswith(good))
+            placed = all(node for name, node in nodes.items() if name.startswith(good))
+            return placed and bool(process.plugins.numa.total)
 
         await eventually(bound, seconds=60)
         assert not (await nodes_of(client))["large"]
         resources = len(process.tables.nodes.resources)
         assert resources < 2 * MOST_OF_A_NODE, resources
+        assert len(process.plugins.numa.total) <= MOST_NUMA_RESOURCES
         assert not process.attempts.faults.count, process.attempts.faults
         caches = (*process.caches, process.pods)
         assert not [each.resource.plural for each in caches if each.faults.count]
