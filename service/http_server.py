@@ -172,8 +172,9 @@ class Server:
     def _make_room(self) -> bool:
         """Return whether there is a place for another connection, where necessary by taking one.
 
-        Peers that have asked nothing yet give way first, the oldest first, then idle ones: else a
-        few that open connections and send nothing would keep a health check out.
+        Peers that have asked nothing yet give way first, then idle ones, then those that do not
+        take their answer, of each the oldest first: else a few that open connections and send or
+        read nothing would keep a health check out.
         """
         if len(self.connections) + len(self._handshakes) < self._max_connections:
             return True
@@ -182,10 +183,10 @@ class Server:
             del self._handshakes[oldest]
             oldest.cancel()
             return True
-        silent = [each for each in self.connections if each.answer is None]
+        silent = [each for each in self.connections if each.waits_for_peer]
         if not silent:
             return False
-        chosen = min(silent, key=lambda each: each.has_asked)
+        chosen = min(silent, key=lambda each: (each.has_asked, each.answer is not None))
         del self.connections[chosen]
         chosen.abort()
         return True
@@ -319,6 +320,11 @@ class _Connection(asyncio.Protocol):
         self._takes.set()
         if self.answer is None:
             self._go_on()
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether nothing happens until the peer sends something or takes what was written."""
+        return self.answer is None or self._full
 
     @property
     def unread(self) -> bytes:

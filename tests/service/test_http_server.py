@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from service.http_server import MAX_CONNECTIONS, Request, Response, Server, json, text
+from tests.beds.apiserver import eventually
 
 
 async def echo(request: Request) -> Response:
@@ -159,6 +160,31 @@ def test_silent_peers_keep_nobody_out() -> None:
             writer.close()
 
     serve(test)
+
+
+def test_peers_that_do_not_take_their_answers_keep_nobody_out() -> None:
+    async def test() -> None:
+        server = Server(ROUTES, max_connections=2)
+        await server.listen_tcp("127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        peers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        for peer in peers:
+            peer.sendall(b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: [each.has_asked for each in server.connections] == [True, True])
+        oldest, other = server.connections
+        answer = b""
+        # Until the buffers between the two are full, the server has something to do for them.
+        while not answer:
+            with suppress(OSError):
+                answer = await talk(port, b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert oldest not in server.connections
+        assert other in server.connections
+        for peer in peers:
+            peer.close()
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 10))
 
 
 def test_a_socket_that_listens_already_is_served() -> None:
