@@ -190,6 +190,15 @@ def test_pods_that_are_spread_are_planned_on_as_many_nodes(spec: dict[str, Any])
     assert len(set(nodes.values())) == 10
 
 
+def test_a_filter_that_holds_back_no_node_before_a_member_is_placed_may_wake_the_gang() -> None:
+    bed = _Bed()
+    disk = [{"name": "d", "gcePersistentDisk": {"pdName": "disk"}}]
+    # A node takes one pod with the disk, and no rack has four nodes.
+    pods = [bed.pod(f"w{number}", 1, volumes=disk) for number in range(4)]
+    refusal = bed.refusal(pods)
+    assert refusal.plugins >= {"Coscheduling", "NodeResourcesFit", "VolumeRestrictions"}
+
+
 def test_pods_of_several_shapes_are_planned_together() -> None:
     bed = _Bed()
     pods = [bed.pod("large", cpu=7), bed.pod("small-1", cpu=1), bed.pod("small-2", cpu=1)]
