@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Final
 
@@ -41,7 +42,7 @@ from service import open_files
 from service.files import UNWRITABLE
 from service.locks import LockHeld, lock_directory, node_lock
 from service.memory import give_back
-from service.scheduling import schedule_event_loop
+from service.scheduling import schedule_beside_event_loop, schedule_event_loop
 
 _LOG = logging.getLogger("koordlet")
 
@@ -120,8 +121,22 @@ def _serve(config: Config, reload: Callable[[], Config]) -> int:
         _leave_soon(1 if daemon.failed else 0)
         return daemon.failed
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return 1 if runner.run(serve()) else 0
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the daemon's event loop. Its default pool is scheduled beside it, as other threads.
+
+    asyncio's own pool has as many threads at most, and leaves them ordinary.
+    """
+    loop = uvloop.new_event_loop()
+    loop.set_default_executor(
+        ThreadPoolExecutor(
+            thread_name_prefix="koordlet-asyncio", initializer=schedule_beside_event_loop
+        )
+    )
+    return loop
 
 
 def _leave_soon(status: int) -> None:

@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Final
 
@@ -120,21 +121,27 @@ def schedule_this_thread(*, slice_us: int, niceness: int | None = None) -> bool:
 
     slice_us: 100 to 100,000; kernels before 6.12 ignore it. A lower niceness than now needs
     CAP_SYS_NICE or a limit RLIMIT_NICE that allows it. Where the kernel or a sandbox refuses, the
-    thread is scheduled as before, and one line of the log says so. Threads that this one starts
-    later inherit neither (SCHED_FLAG_RESET_ON_FORK).
+    thread is scheduled as before, and one line of the log says so for all such threads. Threads
+    that this one starts later inherit neither (SCHED_FLAG_RESET_ON_FORK).
     """
     if niceness is None:
         niceness = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         _set_attributes(niceness, slice_us * 1000)
     except OSError as error:
-        _LOG.info(
-            "this thread keeps its scheduling: %s",
-            error.strerror,
-            extra={"niceness": niceness, "slice_us": slice_us},
-        )
+        _report_refusal(error.strerror or str(error), niceness, slice_us)
         return False
     return True
+
+
+@cache
+def _report_refusal(reason: str, niceness: int, slice_us: int) -> None:
+    """Log it once: some threads live for one query, and all of them are refused alike."""
+    _LOG.info(
+        "this thread keeps its scheduling: %s",
+        reason,
+        extra={"niceness": niceness, "slice_us": slice_us},
+    )
 
 
 def _set_attributes(niceness: int, slice_ns: int) -> None:

@@ -14,6 +14,8 @@ from ctypes import c_ulong, py_object, pythonapi
 from types import FrameType
 from typing import Final, TypeVar
 
+from service.scheduling import schedule_beside_event_loop
+
 _T = TypeVar("_T")
 
 _STRIKE_AGAIN_S: Final = 0.1
@@ -110,6 +112,7 @@ class Interrupter:
             self._thread.start()
 
     def _watch(self) -> None:
+        schedule_beside_event_loop()
         while True:
             self._work.wait()
             self._work.clear()

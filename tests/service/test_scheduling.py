@@ -99,6 +99,7 @@ def test_where_it_is_refused_the_thread_goes_on_as_before(
 ) -> None:
     """Missing rights are tried with a whole daemon in tests/koordlet/daemon/test_scheduling.py."""
     caplog.set_level(logging.INFO)
+    scheduling._report_refusal.cache_clear()
     before = niceness()
 
     def refused() -> tuple[bool, int]:
@@ -110,6 +111,7 @@ def test_where_it_is_refused_the_thread_goes_on_as_before(
     with monkeypatch.context() as patched:
         patched.setattr("os.SCHED_OTHER", 77)  # the kernel knows no such policy
         assert in_thread(refused) == (False, before)
+        assert in_thread(refused) == (False, before)  # and is not logged again
     assert [record.getMessage() for record in caplog.records] == [
         "this thread keeps its scheduling: sched_setattr is not known on pdp11",
         "this thread keeps its scheduling: sched_setattr: Invalid argument",

@@ -22,6 +22,7 @@ from koordlet.measurement.collecting import Round, Targets, Unavailable
 from koordlet.measurement.series import Metric, Series
 from linux.host import Host
 from linux.procfs import cgroup_paths
+from service.scheduling import schedule_beside_event_loop
 
 _CONTROL: Final = "/dev/nvidiactl"
 """The driver makes this node when it is loaded; without it the library is not even looked for."""
@@ -51,6 +52,7 @@ class _Query:
         self._thread.start()
 
     def _run(self) -> None:
+        schedule_beside_event_loop()
         try:
             self.answer = self._ask()
         except Exception as error:  # noqa: BLE001 - reported by the round that takes it
@@ -64,6 +66,11 @@ class _Query:
     def wait(self, seconds: float) -> bool:
         """For tests and for the end: wait for the answer."""
         return self._done.wait(seconds)
+
+
+def _end(session: Session) -> None:
+    schedule_beside_event_loop()
+    session.close()
 
 
 class GpuCollector:
@@ -133,7 +140,9 @@ class GpuCollector:
             session, self._session = self._session, None
             if session is not None:
                 # The end of a session asks the driver too.
-                threading.Thread(target=session.close, name="koordlet-nvml", daemon=True).start()
+                threading.Thread(
+                    target=_end, args=(session,), name="koordlet-nvml", daemon=True
+                ).start()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the query in progress; False if it has not ended. For tests."""

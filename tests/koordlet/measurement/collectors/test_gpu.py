@@ -294,6 +294,22 @@ def test_close_ends_the_session() -> None:
     rounds.collector.close()
 
 
+def test_the_threads_that_ask_the_driver_are_scheduled_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(
+        "koordlet.measurement.collectors.gpu.schedule_beside_event_loop",
+        lambda: names.append(threading.current_thread().name),
+    )
+    _, rounds = machine(FakeNvml(FakeGpu(0)))
+    rounds.next()
+    assert isinstance(rounds.collector, GpuCollector) and rounds.collector.wait(10)
+    assert names == ["koordlet-nvml"]
+    rounds.collector.close()
+    wait_until(lambda: names == ["koordlet-nvml"] * 2, "the thread that ends the session")
+
+
 def test_close_while_the_driver_hangs_ends_the_session_later() -> None:
     nvml = FakeNvml(FakeGpu(0))
     _, rounds = machine(nvml)
@@ -318,8 +334,9 @@ def test_a_session_that_failed_is_made_again() -> None:
         answered_or_unavailable(rounds, reason)
     assert isinstance(rounds.collector, GpuCollector)
     assert rounds.collector.latest is None
+    assert rounds.collector.wait(10)  # for the query in progress
     nvml.driver_loaded = True
-    answered_or_unavailable(rounds, "does not start")  # this query began before
+    answered_or_unavailable(rounds, "does not start")
     assert Series(Metric.NODE_GPU_MEMORY, "GPU-0", "0") in answered(rounds)
     rounds.collector.close()
 
