@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import uvloop
 
+from benchmarks.running import run_main
 from hooks.decision import Decision, ResourceKey
 from hooks.observed import Container, Sandbox
 from nri_plugin.capabilities import RuntimeProfile
@@ -84,8 +85,12 @@ async def serve(socket: str) -> None:
         await Supervisor(options, Silent()).run()
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit(f"usage: {sys.argv[0]} SOCKET")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    run_main(main)
