@@ -330,16 +330,16 @@ class Lives(RuleBasedStateMachine):
         self.see_pods(len(self.late_pods) or 1)
 
     def _compare_with_tables_made_from_objects(self) -> None:
-        known, anew = self.process.tables, Tables()
+        known, fresh = self.process.tables, Tables()
         for node in self.process.nodes.items.values():
-            anew.upsert_node(node)
+            fresh.upsert_node(node)
         for booking in known.bookings.values():
-            anew.place(booking)
+            fresh.place(booking)
         assert {b.key.partition("/")[2]: b.node for b in known.bookings.values()} == self._placed()
         for name in self.nodes:
-            row, other = known.nodes.row(name), anew.nodes.row(name)
-            assert np.array_equal(known.nodes.requested[row], anew.nodes.requested[other])
-            assert known.nodes.pods[row] == anew.nodes.pods[other]
+            row, other = known.nodes.row(name), fresh.nodes.row(name)
+            assert np.array_equal(known.nodes.requested[row], fresh.nodes.requested[other])
+            assert known.nodes.pods[row] == fresh.nodes.pods[other]
 
     def _placed(self) -> dict[str, str]:
         """Return the node of each pod that has one, by name."""

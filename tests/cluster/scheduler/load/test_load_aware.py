@@ -229,10 +229,10 @@ def test_columns_depend_on_what_is_there_and_not_on_its_history(
                 make_node("n", allocatable={"cpu": "32", "memory": "128Gi"})
             )
             report = None
-    anew = LoadNode(LoadSettings(prod_includes_system=True))
-    anew.load.set_report(anew.row, report)
+    fresh = LoadNode(LoadSettings(prod_includes_system=True))
+    fresh.load.set_report(fresh.row, report)
     for name, (number, variant) in placed.items():
-        anew.place(
+        fresh.place(
             name,
             start=NOW - 3600 * variant,
             priority=9500 if number % 2 else 5500,
@@ -240,7 +240,7 @@ def test_columns_depend_on_what_is_there_and_not_on_its_history(
         )
     for column in ("base", "delta", "prod_usage", "prod_delta", "estimated", "reported"):
         found = getattr(node.load, column)[node.row]
-        assert np.array_equal(found, getattr(anew.load, column)[anew.row]), column
+        assert np.array_equal(found, getattr(fresh.load, column)[fresh.row]), column
 
 
 def test_profiles_with_equal_windows_of_usage_share_a_table() -> None:

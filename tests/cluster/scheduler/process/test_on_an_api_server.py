@@ -57,7 +57,7 @@ async def _events(client: Client, reason: str) -> list[dict[str, Any]]:
     return [event for event in msgspec.json.decode(raw)["items"] if event["reason"] == reason]
 
 
-async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
+async def _pods_fill_nodes_exactly_and_the_rest_gets_its_reason(
     server: ApiServer, client: Client
 ) -> None:
     for number in range(4):
@@ -107,8 +107,8 @@ async def _pods_fill_nodes_exactly_and_the_rest_is_told_why(
         await eventually(scheduled)
 
 
-def test_pods_fill_nodes_exactly_and_the_rest_is_told_why(server: ApiServer) -> None:
-    play(server, _pods_fill_nodes_exactly_and_the_rest_is_told_why)
+def test_pods_fill_nodes_exactly_and_the_rest_gets_its_reason(server: ApiServer) -> None:
+    play(server, _pods_fill_nodes_exactly_and_the_rest_gets_its_reason)
 
 
 async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
@@ -120,7 +120,7 @@ async def _a_scheduler_that_ends_in_the_middle_leaves_nothing_bound_twice(
         await make_pod(client, f"p{number}", cpu="1")
     for _ in range(3):
         async with scheduler(server.connection(), _CONFIGURATION):
-            # Bindings are under way when the process is told to stop.
+            # Bindings are under way when the process is asked to stop.
             await asyncio.sleep(0.05)
     async with scheduler(server.connection(), _CONFIGURATION) as process:
 
@@ -194,14 +194,14 @@ async def _a_node_that_reports_high_usage_is_avoided_until_it_recovers(
     async with scheduler(server.connection(), _CONFIGURATION):
         await make_pod(client, "p", cpu="1")
 
-        async def told() -> bool:
+        async def has_reason() -> bool:
             (pod,) = await pods(client)
             return any(
                 "node(s) cpu usage exceed threshold" in condition.get("message", "")
                 for condition in pod["status"].get("conditions", [])
             )
 
-        await eventually(told)
+        await eventually(has_reason)
         await report("1")
 
         async def bound() -> bool:
@@ -222,12 +222,12 @@ async def _what_is_not_decided_here_is_refused_with_its_field(
     async with scheduler(server.connection(), _CONFIGURATION):
         await make_pod(client, "p", cpu="1", resourceClaims=[claim])
 
-        async def told() -> str:
+        async def reason() -> str:
             (pod,) = await pods(client)
             conditions = pod["status"].get("conditions", [])
             return next((c.get("message", "") for c in conditions), "")
 
-        message = await eventually(told)
+        message = await eventually(reason)
         assert "spec.resourceClaims" in message
         assert not any((await nodes_of(client)).values())
 
