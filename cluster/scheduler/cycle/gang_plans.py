@@ -49,6 +49,10 @@ class PlanOutdated(Exception):
     """The gang has to be planned again; the message says why."""
 
 
+class _NotCarriedOut(NotGathered):
+    """Nodes took fewer pods in trials than were counted, and no domain has enough of the rest."""
+
+
 class GangPlans:
     """Looks at a gang as a whole when its first member is to be tried."""
 
@@ -140,10 +144,25 @@ class GangPlans:
                 plan = self._gathered(tree, gather, pods, evaluations, slots, checks)
         except Refusal:
             return None
+        except _NotCarriedOut as error:
+            # Whatever applies may be what refused a pod in the trials.
+            applying = self._applying(evaluations, checks)
+            return self._refuse(str(error), room, COSCHEDULING, *applying)
         except NotGathered as error:
             return self._refuse(str(error), room, COSCHEDULING, *self._looked_at(evaluations))
         self._keep(plan, wanted)
         return None
+
+    def _applying(
+        self, evaluations: Mapping[PodShape, Evaluation], checks: Callable[[str], RowChecks]
+    ) -> set[str]:
+        """Return the names of the filters and allocators that apply to one of the shapes."""
+        names = set()
+        for shape, evaluation in evaluations.items():
+            names |= {plugin.name for plugin, _ in evaluation.masks}
+            allocators = checks(shape.scheduler_name).profile.allocators
+            names |= {each.name for each in allocators if each.applies(shape, self._tables)}
+        return names
 
     def _keep(self, plan: dict[str, str], wanted: Iterable[Wanted[PodShape]]) -> None:
         for each in wanted:
@@ -284,7 +303,10 @@ class GangPlans:
         slots: NDArray[np.int64],
         checks: Callable[[str], RowChecks],
     ) -> dict[str, str]:
-        """Return a node for each pod, by UID. slots: by row. Raises NotGathered."""
+        """Return a node for each pod, by UID. slots: by row.
+
+        Raises NotGathered where the slots do not suffice, and _NotCarriedOut.
+        """
         length = len(self._tables.nodes)
         first = pods[0].shape
         scores = np.zeros(length, dtype=np.int64)
@@ -293,16 +315,22 @@ class GangPlans:
         existing = np.zeros(length, dtype=np.int64)
         if counter is not None:
             existing = counter.column(length).copy()
-        for _ in range(_MOST_TRIES):
+        for tried in range(_MOST_TRIES):
             offers = Offers(slots, existing, scores)
-            filled = Gathering(tree, self._tables.nodes, gather, offers, len(pods)).choose()
+            gathering = Gathering(tree, self._tables.nodes, gather, offers, len(pods))
+            try:
+                filled = gathering.choose()
+            except NotGathered as error:
+                if tried:
+                    raise _NotCarriedOut(str(error)) from error
+                raise
             nodes, taken = self._try(filled, pods, checks)
             if len(nodes) == len(pods):
                 return nodes
             slots = slots.copy()
             for row, count in taken.items():
                 slots[row] = count
-        raise NotGathered(f"none of {_MOST_TRIES} plans for the gang could be carried out")
+        raise _NotCarriedOut(f"none of {_MOST_TRIES} plans for the gang could be carried out")
 
     def _try(
         self,

@@ -18,6 +18,7 @@ profiles:
   plugins:
     preEnqueue: {enabled: [{name: Coscheduling}]}
     preFilter: {enabled: [{name: ElasticQuota}]}
+    filter: {enabled: [{name: LoadAwareScheduling}]}
     reserve: {enabled: [{name: ElasticQuota}]}
     permit: {enabled: [{name: Coscheduling}]}
   pluginConfig:
@@ -61,3 +62,25 @@ def test_a_gang_beyond_its_quota_is_refused_as_a_whole_until_the_quota_grows(gat
     bed.show(bed.core.quotas, "MODIFIED", quota)
     bed.run(15.0)
     assert all(bed.node_of(name) for name in names)
+
+
+def test_a_gang_that_a_trial_shows_not_to_fit_waits_for_what_took_pods_from_the_nodes() -> None:
+    bed = _rack(1)
+    reports = next(each for each in bed.core.caches if each.resource.kind == "NodeMetric")
+
+    def report(kind: str, cpu: str) -> None:
+        used = {"nodeUsage": {"resources": {"cpu": cpu, "memory": "0"}}}
+        status = {"updateTime": "2027-01-15T08:00:00Z", "nodeMetric": used}
+        bed.show(reports, kind, {"metadata": {"name": "n0"}, "status": status})
+
+    # Each pod counts as 0.85 of 4 CPUs: the first passes the threshold of 65 %, and both do not.
+    report("ADDED", "1200m")
+    names = ["g0", "g1"]
+    for name in names:
+        bed.pod(name, 1, 10, gang=2, gather=_RACK)
+    bed.run()
+    bed.run(15.0)
+    assert "desiredOfferSlot: 2, rack: s1 1" in bed.messages["g0"]
+    report("MODIFIED", "0")
+    bed.run()
+    assert [bed.node_of(name) for name in names] == ["n0", "n0"]
