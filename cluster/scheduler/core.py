@@ -192,6 +192,7 @@ class SchedulerCore:
             quotas=self.quota_source,
             other_nominations=self.configuration.gates.get("CrossSchedulerNomination", False),
             estimation_problems=self._estimation_problems,
+            named=self._named,
         )
         self.attempts.look_again = self._look_again
         self.nodes: Cache[SchedulingNode] = Cache(client, NODES, SchedulingNode, shrink=kept_node)
@@ -262,6 +263,11 @@ class SchedulerCore:
         if not any(load.settings.customized for load in self.plugins.loads):
             return ()
         return estimation_problems(shape, obj=pod.ref)
+
+    def _named(self, pod: SchedulingPod) -> str:
+        """Return how errors name a pod: a reserve pod has no object but its Reservation."""
+        reserve_pod = self.reservation_source.reserve_pods.get(pod.metadata.uid)
+        return pod.ref if reserve_pod is None else f"Reservation {reserve_pod.name}"
 
     def _namespace_event(self, event: Event[Namespace]) -> None:
         name = event.new.metadata.name

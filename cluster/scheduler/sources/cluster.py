@@ -54,6 +54,7 @@ class ClusterSource:
         estimation_problems: Callable[[SchedulingPod, PodShape], Sequence[InputError]] = (
             lambda pod, shape: ()
         ),
+        named: Callable[[SchedulingPod], str] = lambda pod: pod.ref,
     ) -> None:
         """scheduler_names: of the profiles. clock: seconds, as the queue counts them. follow:
         carries out what a change means for gangs. forget: called with the UID of a pod that is
@@ -62,7 +63,8 @@ class ClusterSource:
         show when they are first seen, which is after a restart. spread_by: selects the
         pods of the workload that a pod belongs to. quotas: takes pods without a node, if a profile
         schedules by quotas. other_nominations: the nominator also takes those of other schedulers'
-        pods. estimation_problems: why annotations about the load of a pod are not in force.
+        pods. estimation_problems: why annotations about the load of a pod are not in force. named:
+        how errors name a pod; a reserve pod, which no API server has, by its Reservation.
         """
         self._tables = tables
         self._queue = queue
@@ -78,6 +80,7 @@ class ClusterSource:
         self._quotas = quotas
         self._other_nominations = other_nominations
         self._estimation_problems = estimation_problems
+        self._named = named
         self._shapes = Shapes()
         self._operating = OperatingPods(tables.reservations)
         self.complaints = Complaints()
@@ -128,7 +131,7 @@ class ClusterSource:
         promised = self._nominator.withdraw(uid)
         read = booking_of(new, self.shape_of(new))
         unread = self._estimation_problems(new, read.booking.shape)
-        self.complaints.set(new.ref, (*read.problems, *unread))
+        self._complain(new, (*read.problems, *unread))
         known = self._tables.bookings.get(uid)
         booking = _keeping_pods(read.booking, known)
         if known != booking:
@@ -166,7 +169,7 @@ class ClusterSource:
             # server's data is restored from a backup.
             return
         shape = self.shape_of(new)
-        self.complaints.set(new.ref, self._estimation_problems(new, shape))
+        self._complain(new, self._estimation_problems(new, shape))
         if self._quotas is not None:
             self._quotas.waits(uid, shape)
         gang = self._gangs.gang_of(new)
@@ -229,6 +232,9 @@ class ClusterSource:
         if promised not in ("", node):
             # It is free, as if a pod had left.
             self._tell(POD, Action.DELETE, None, None)
+
+    def _complain(self, pod: SchedulingPod, problems: Sequence[InputError]) -> None:
+        self.complaints.set(pod.ref, [problem.about(self._named(pod)) for problem in problems])
 
     def _forget(self, pod: SchedulingPod) -> None:
         uid = pod.metadata.uid

@@ -156,3 +156,16 @@ def test_the_log_names_a_bad_annotation_once_and_the_pod_is_placed(
     assert named == [problem for problems in held.values() for problem in problems]
     bed.pod("p", "1", metadata=bad, node="n", kind="DELETED")
     assert not held
+
+
+def test_the_log_names_the_reservation_whose_annotations_are_bad(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bed = ReservationBed(_CONFIGURATION.format(allowed="true"))
+    caplog.set_level(logging.WARNING)
+    bad = {_AFTER_SCHEDULED: "5m", "scheduling.koordinator.sh/resource-status": "{"}
+    bed.reservation("r", "1", metadata={"annotations": bad})
+    named = [r.getMessage().partition(" = ")[0] for r in caplog.records]
+    assert sorted(named) == [f'Reservation r: metadata.annotations["{key}"]' for key in sorted(bad)]
+    bed.reservation("r", "1", kind="DELETED")
+    assert not bed.core.source.complaints.held
