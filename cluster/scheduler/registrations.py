@@ -74,7 +74,7 @@ def _other_zones(
 _NODE_ADDED: Final = Action.ADD
 _RESERVED: Final = Registration(RESERVATION, Action.ALL)
 """Room may be reserved for the pod from now on, or not reserved for others any more. Reserve pods
-that a pod matches do not count in spread and affinity."""
+that a pod matches do not count in spread and affinity, nor as load to come."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     # What an extender looks at is not known.
@@ -125,6 +125,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(NODE, Action.UPDATE_NODE_ANNOTATION),
         Registration(POD, Action.DELETE),
         Registration("NodeMetric", Action.ALL),
+        _RESERVED,
     ),
     "NodeNUMAResource": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
