@@ -75,7 +75,7 @@ class NodeFacts:
         problems = []
         if len(names) >= MOST_OF_A_NODE:
             value = f"{MOST_OF_A_NODE} resources or more"
-            problem = f"the first {MOST_OF_A_NODE} count: those of Kubernetes, then by name"
+            problem = f"at most {MOST_OF_A_NODE} count: those of Kubernetes first, then by name"
             problems.append(InputError(obj=obj, field=field, value=value, problem=problem))
         without = [name for name in names if name != PODS and table.find(name) is None]
         if without:

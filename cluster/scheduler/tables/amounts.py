@@ -6,7 +6,7 @@ converted once, where an object is read; nothing behind this module knows quanti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,12 +26,14 @@ LARGEST_AMOUNT: Final = 2**52
 of two amounts, and the sum of the amounts of 1,000 pods, then fit the 64 bits of a column."""
 
 MOST_RESOURCES: Final = 1024
-"""Columns that nodes may add. Chosen: clusters have some dozens of resources; at 5,000 nodes, 1,024
+"""Columns in all. Chosen: clusters have some dozens of resources; at 5,000 nodes, 1,024
 columns are 134 MB. One node with 30,000 names would take 4 GB there."""
 
 CPU_COLUMN: Final = 0
 MEMORY_COLUMN: Final = 1
 EPHEMERAL_STORAGE_COLUMN: Final = 2
+OWN_COLUMNS: Final = 3
+"""The columns above keep their names."""
 
 
 def amount_of(name: str, quantity: Quantity) -> int:
@@ -46,13 +48,16 @@ def amounts_of(resources: Mapping[str, Quantity]) -> dict[str, int]:
 
 
 class ResourceNames:
-    """Numbers the names of the resources that nodes have. A number is a column; it never changes.
+    """Numbers the names of the resources that nodes have. A number is a column.
 
     Pods add no names: what they request beyond these is on no node, and a pod with a thousand names
-    must not widen the tables. Nodes add at most MOST_RESOURCES.
+    must not widen the tables. There are at most MOST_RESOURCES columns. When they are all in use,
+    a new name gets the column of one that no node offers any more.
     """
 
     def __init__(self) -> None:
+        self.renamings = 0
+        """Grows when a column gets another name: what was written by column is wrong then."""
         self._columns = {CPU: CPU_COLUMN, MEMORY: MEMORY_COLUMN}
         self._columns[EPHEMERAL_STORAGE] = EPHEMERAL_STORAGE_COLUMN
         self._names = list(self._columns)
@@ -75,16 +80,33 @@ class ResourceNames:
     def name(self, column: int) -> str:
         return self._names[column]
 
-    def learn(self, names: Iterable[str]) -> list[str]:
+    @property
+    def left(self) -> int:
+        """Count of columns that may still be added."""
+        return max(0, MOST_RESOURCES - len(self._names))
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return the names without a column. `pods` needs none: a pod counts as one."""
+        return [name for name in names if name not in self._columns and name != PODS]
+
+    def learn(self, names: Iterable[str], unused: Sequence[int] = ()) -> list[str]:
         """Give each name a column as long as there are any; return the new ones.
 
-        `pods` has none: a pod counts as one.
+        unused: columns whose names may lose them when there are no others.
         """
-        new = [name for name in names if name not in self._columns and name != PODS]
-        del new[max(0, MOST_RESOURCES - len(self._names)) :]
-        for name in new:
+        new, left = self.unknown(names), self.left
+        del new[left + len(unused) :]
+        for name in new[:left]:
             self.column(name)
+        for name, column in zip(new[left:], unused, strict=False):
+            self._rename(column, name)
         return new
+
+    def _rename(self, column: int, name: str) -> None:
+        del self._columns[self._names[column]]
+        self._columns[name] = column
+        self._names[column] = name
+        self.renamings += 1
 
     def vector(self, amounts: Amounts) -> Vector:
         """Return the amounts by column, without those of resources that have no column."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apis.core import Taint
 from apis.keys import CPU, MEMORY, PODS
 from apis.scheduling_pod import SchedulingNode
-from cluster.scheduler.tables.amounts import ResourceNames, amounts_of
+from cluster.scheduler.tables.amounts import OWN_COLUMNS, ResourceNames, Vector, amounts_of
 from cluster.scheduler.tables.declared_features import declared
 from cluster.scheduler.tables.labels import LabelTable
 from cluster.scheduler.tables.shapes import PodShape
@@ -70,6 +70,8 @@ class NodeTable:
         """Bits of the features that a node declares: see `declared_features`."""
         self.allocatable = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
         self.requested = np.zeros((_FIRST_CAPACITY, len(resources)), dtype=np.int64)
+        self._offering = np.zeros(len(resources), dtype=np.int64)
+        """By column: how many nodes have an amount other than 0."""
         self.scored = np.zeros((_FIRST_CAPACITY, 2), dtype=np.int64)
         self.pods = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self.allowed_pods = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
@@ -159,9 +161,7 @@ class NodeTable:
             self.membership += 1
         amounts = amounts_of(node.status.allocatable)
         self.learn(amounts)
-        vector = self.resources.vector(amounts)
-        self.allocatable[row] = 0
-        self.allocatable[row, : len(vector)] = vector
+        self._offer(row, self.resources.vector(amounts))
         self.allowed_pods[row] = amounts.get(PODS, 0)
         self.unschedulable[row] = node.spec.unschedulable
         self.declared[row] = declared(node.status.declared_features)
@@ -180,7 +180,7 @@ class NodeTable:
         if row is None:
             return None
         self.alive[row] = False
-        self.allocatable[row] = 0
+        self._offer(row, 0)
         self.allowed_pods[row] = 0
         self.labels.set(row, {})
         self.taint_set[row] = 0
@@ -197,14 +197,28 @@ class NodeTable:
         """Take back what `place` did."""
         self._count(row, shape, -1)
 
-    def learn(self, names: Iterable[str]) -> list[str]:
-        """Give resources columns; return the new ones, whose requests are not counted yet."""
-        new = self.resources.learn(names)
+    def learn(self, names: Collection[str], of: str = "") -> list[str]:
+        """Give resources columns; return the new ones, whose requests are not counted yet.
+
+        of: the node whose resources these are. When there are no columns left, those are used again
+        that no node, or this one alone, offered until now.
+        """
+        unknown = self.resources.unknown(names)
+        if not unknown:
+            return []
+        short = len(unknown) - self.resources.left
+        unused = self._unused(names, self._row_of.get(of))[:short] if short > 0 else []
+        if unused:
+            self.allocatable[:, unused] = 0
+            self.requested[:, unused] = 0
+            self._offering[unused] = 0
+        new = self.resources.learn(unknown, unused)
         missing = len(self.resources) - self.allocatable.shape[1]
         if missing > 0:
             more = np.zeros((len(self.allocatable), missing), dtype=np.int64)
             self.allocatable = np.concatenate((self.allocatable, more), axis=1)
             self.requested = np.concatenate((self.requested, more), axis=1)
+            self._offering = np.pad(self._offering, (0, missing))
         return new
 
     def request(self, row: int, name: str, amount: int) -> None:
@@ -232,6 +246,19 @@ class NodeTable:
         scored[row, 1] += sign * shape.scored[MEMORY]
         self.pods[row] += sign
         self.touch(row)
+
+    def _offer(self, row: int, vector: Vector | int) -> None:
+        """Set what a node has of each resource."""
+        of_row = self.allocatable[row]
+        self._offering -= of_row != 0
+        of_row[:] = vector
+        self._offering += of_row != 0
+
+    def _unused(self, names: Iterable[str], row: int | None) -> list[int]:
+        """Return the columns that no node but `row` offers, without those of `names`."""
+        offering = self._offering if row is None else self._offering - (self.allocatable[row] != 0)
+        kept = {self.resources.find(name) for name in names} | set(range(OWN_COLUMNS))
+        return [column for column in np.flatnonzero(offering == 0).tolist() if column not in kept]
 
     def _taint_number(self, taints: tuple[Taint, ...]) -> int:
         known = self._taint_numbers.get(taints)

@@ -56,6 +56,7 @@ class Occupants:
         self.shapes: list[PodShape | None] = [None]
         self.priorities: NDArray[np.int64] = np.full(_FIRST_ROWS, NO_PRIORITY)
         self.requests: NDArray[np.int64] = np.zeros((_FIRST_ROWS, len(resources)), dtype=np.int64)
+        self._renamings = resources.renamings
         self._number_of: dict[PodShape, int] = {}
         self._pods_of: list[int] = [0]
         self._free: list[int] = []
@@ -76,7 +77,8 @@ class Occupants:
                 self._write(row)
             self._changed.clear()
         missing = len(self._resources) - self.requests.shape[1]
-        if missing > 0:
+        if missing > 0 or self._renamings != self._resources.renamings:
+            self._renamings = self._resources.renamings
             self.requests = np.pad(self.requests, ((0, 0), (0, missing)))
             for shape, number in self._number_of.items():
                 self.requests[number] = self._resources.vector(shape.requests)

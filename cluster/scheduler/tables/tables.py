@@ -5,7 +5,7 @@ Plugins of all profiles read one set of tables, so no booking of one profile is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
@@ -191,8 +191,7 @@ class Tables:
 
     def upsert_node(self, node: SchedulingNode) -> int:
         """Add a node or take its new state; return its row. Bookings that waited for it count."""
-        for name in self.nodes.learn(node.status.allocatable):
-            self._count_requests(name)
+        self._count_requests(self.nodes.learn(node.status.allocatable, node.metadata.name))
         self.reservations.follow_resources()
         row = self.nodes.upsert(node)
         self.images.set(row, node.status.images)
@@ -217,14 +216,20 @@ class Tables:
         if bookings:
             self._waiting[name] = {booking.uid: booking for booking in bookings}
 
-    def _count_requests(self, name: str) -> None:
-        """Count what the bookings request of a resource that no node had until now."""
+    def _count_requests(self, names: Collection[str]) -> None:
+        """Count what the bookings request of resources that had no column until now."""
+        if not names:
+            return
+        new = frozenset(names)
         for row, bookings in self._on_row.items():
             for booking in bookings.values():
-                if not self.reservations.counts(booking):
-                    self.nodes.request(row, name, booking.shape.requests.get(name, 0))
+                requests = booking.shape.requests
+                if not new.isdisjoint(requests) and not self.reservations.counts(booking):
+                    for name in new & requests.keys():
+                        self.nodes.request(row, name, requests[name])
         for row, use in self.reservations.uses():
-            self.nodes.request(row, name, use.amounts.get(name, 0))
+            for name in new & use.amounts.keys():
+                self.nodes.request(row, name, use.amounts[name])
 
     def _in_force(self, uid: str) -> tuple[Booking, int] | None:
         """Return a pod's booking that counts on a node, and the node's row."""

@@ -115,6 +115,7 @@ class ReservationTable:
         self._node_labels = True
         self._match_version = 0
         self._width = len(nodes.resources)
+        self._renamings = nodes.resources.renamings
         self._changed = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self.row = np.full(_FIRST_CAPACITY, NO_ROW, dtype=np.int64)
         self.available = np.zeros(_FIRST_CAPACITY, dtype=np.bool_)
@@ -366,10 +367,11 @@ class ReservationTable:
     # --- columns -------------------------------------------------------------------------------
 
     def follow_resources(self) -> None:
-        """Widen the columns after new resources were learned."""
-        if len(self._nodes.resources) == self._width:
+        """Write the columns again after new resources were learned."""
+        resources = self._nodes.resources
+        if (len(resources), resources.renamings) == (self._width, self._renamings):
             return
-        self._width = len(self._nodes.resources)
+        self._width, self._renamings = len(resources), resources.renamings
         for name in ("own", "used", "allocatable", "reserved", "named", "restricted"):
             column = getattr(self, name)
             grown = np.zeros((len(column), self._width), dtype=column.dtype)

@@ -219,21 +219,41 @@ def test_a_node_with_too_many_resources_has_the_first_and_takes_few_columns() ->
     table = bed.tables.nodes.resources
     (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
     assert problem == (
-        "Node n: status.allocatable = '128 resources or more': the first 128 count: those of "
-        "Kubernetes, then by name"
+        "Node n: status.allocatable = '128 resources or more': at most 128 count: those of "
+        "Kubernetes first, then by name"
     )
     assert table.find("cpu") is not None and table.find(names[0]) is not None
     assert table.find(names[MOST_OF_A_NODE]) is None
     bed.node()
     assert not bed.facts.complaints.held
-    # A node that changes its names again and again.
+    # A node that changes its names again and again takes the columns of those that are gone.
     for first in range(0, len(names), 100):
         bed.node(allocatable=dict.fromkeys(names[first : first + 100], "1"))
+        assert not bed.facts.complaints.held
     assert len(table) == MOST_RESOURCES
-    (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
-    assert problem.endswith("all nodes together have 1024 resources already")
-    # Resources that have a column count as before.
-    bed.node(allocatable={names[5]: "7"})
     nodes = bed.tables.nodes
-    row, column = nodes.row("n"), table.find(names[5])
-    assert nodes.allocatable[row, column] == 7
+    bed.node(allocatable={"example.com/new": "7"})
+    assert nodes.allocatable[nodes.row("n"), table.find("example.com/new")] == 7
+
+
+def test_a_resource_beyond_the_columns_of_all_nodes_is_named_and_counts_when_one_is_free() -> None:
+    bed = _Bed()
+    names = [f"example.com/r{number:04}" for number in range(MOST_RESOURCES)]
+    others = [
+        make_node(f"other-{first}", allocatable=dict.fromkeys(names[first : first + 100], "1"))
+        for first in range(0, len(names), 100)
+    ]
+    for other in others:
+        bed.tables.upsert_node(other)
+    table, nodes = bed.tables.nodes.resources, bed.tables.nodes
+    assert table.left == 0
+    bed.node(allocatable={"example.com/new": "7", names[5]: "2"})
+    (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
+    assert "example.com/new" in problem
+    assert problem.endswith("all nodes together have 1024 resources already")
+    assert nodes.allocatable[nodes.row("n"), table.find(names[5])] == 2
+    bed.tables.delete_node("other-100")
+    bed.node(allocatable={"example.com/new": "7", names[5]: "2"})
+    assert not bed.facts.complaints.held
+    assert nodes.allocatable[nodes.row("n"), table.find("example.com/new")] == 7
+    assert nodes.allocatable[nodes.row("n"), table.find(names[5])] == 2

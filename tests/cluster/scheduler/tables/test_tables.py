@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.core import Taint
+from apis.keys import PODS
+from apis.scheduling_pod import SchedulingNode
+from cluster.scheduler.tables import amounts
+from cluster.scheduler.tables.amounts import OWN_COLUMNS
 from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.occupants import NOBODY
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.reservations.making import make_facts
 
 _AMOUNTS = st.sampled_from(["0", "100m", "1", "2500m", "9223372036854775807"])
 _EXTENDED = st.sampled_from([{}, {"example.com/gpu": "1"}, {"kubernetes.io/batch-cpu": "1500"}])
@@ -197,6 +204,83 @@ def test_pods_do_not_widen_the_tables_and_count_once_a_node_has_the_resource() -
     assert tables.resources.amounts(tables.nodes.requested[0]) == {"example.com/r7": 3}
     tables.remove("p")
     assert not tables.nodes.requested.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["node", "node", "place", "remove"]),
+            st.integers(0, 1),
+            st.sets(st.integers(0, 7), min_size=1, max_size=2),
+        ),
+        min_size=20,
+        max_size=40,
+    )
+)
+def test_the_columns_of_names_that_no_node_offers_are_used_again_without_a_trace(
+    steps: list[tuple[str, int, set[int]]],
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    nodes: dict[str, SchedulingNode] = {}
+    bookings: dict[str, Booking] = {}
+    tables.reservations.upsert(make_facts("r", {_resource(1): "3", _resource(2): "4"}))
+    with pytest.MonkeyPatch.context() as patch:
+        # As many as two nodes offer at a time.
+        patch.setattr(amounts, "MOST_RESOURCES", OWN_COLUMNS + 4)
+        for kind, number, names in steps:
+            if kind == "node":
+                offered = {_resource(name): f"{name + 5}" for name in names}
+                nodes[f"n{number}"] = make_node(f"n{number}", allocatable=offered)
+                tables.upsert_node(nodes[f"n{number}"])
+            elif kind == "place":
+                pod = make_pod(f"p{number}", requests={_resource(name): "2" for name in names})
+                booking = Booking(
+                    key="", uid=pod.metadata.uid, shape=shapes.of(pod), node=f"n{number}"
+                )
+                bookings[booking.uid] = booking
+                tables.place(booking)
+                tables.occupants.follow()
+            else:
+                tables.remove(f"uid-default-p{number}")
+                bookings.pop(f"uid-default-p{number}", None)
+    fresh = Tables()
+    fresh.reservations.upsert(make_facts("r", {_resource(1): "3", _resource(2): "4"}))
+    for node in nodes.values():
+        fresh.upsert_node(node)
+    for booking in bookings.values():
+        fresh.place(booking)
+    offered_now = {name for node in nodes.values() for name in node.status.allocatable}
+    assert _by_name(tables, offered_now) == _by_name(fresh, offered_now)
+    assert len(tables.resources) <= OWN_COLUMNS + 4
+
+
+def _resource(number: int) -> str:
+    return f"example.com/r{number}"
+
+
+def _by_name(tables: Tables, names: set[str]) -> dict[str, object]:
+    """Return what the columns of these resources hold."""
+    tables.occupants.follow()
+    rows = {name: tables.nodes.row(name) for name in ("n0", "n1")}
+    result: dict[str, object] = {}
+    for name in names - {PODS}:
+        column = tables.resources.find(name)
+        assert column is not None
+        for node, row in rows.items():
+            if row is None:
+                continue
+            result[f"{name} of {node}"] = (
+                tables.nodes.allocatable[row, column],
+                tables.nodes.requested[row, column],
+                [
+                    int(tables.occupants.requests[number, column])
+                    for number in tables.occupants.numbers[row]
+                    if number != NOBODY
+                ],
+            )
+        result[name] = tables.reservations.allocatable[:, column].tolist()
+    return result
 
 
 def test_names_of_deleted_nodes_do_not_pile_up_in_a_label_column() -> None:
