@@ -239,8 +239,8 @@ class NodeLocks:
                 elif step is _Step.AGAIN:
                     await asyncio.sleep(waiting.pause * random.uniform(0.5, 1.5))
                     waiting.pause = min(waiting.pause * 2, _LONGEST_PAUSE_S)
-                elif (holder := self._queued(node, step.pod)) is not None:
-                    # A scheduler before this one left the lock, and its pod waits here too.
+                elif (holder := self._queued(waiting.placement, step.pod)) is not None:
+                    # A scheduler before this one left the lock, and its pod waits for it too.
                     queue.remove(holder)
                     queue.appendleft(holder)
                 else:
@@ -251,8 +251,11 @@ class NodeLocks:
             self._queues.pop(node, None)
             self._changed.pop(node, None)
 
-    def _queued(self, node: str, pod: str) -> _Waiting | None:
-        return next((one for one in self._queues[node] if one.placement.key == pod), None)
+    def _queued(self, placement: Placement, pod: str) -> _Waiting | None:
+        """Return what waits for the same lock as a placement and is of the pod `pod`."""
+        wanted = pod, placement.lock
+        queue = self._queues[placement.node]
+        return next((o for o in queue if (o.placement.key, o.placement.lock) == wanted), None)
 
     async def _attempt(self, waiting: _Waiting) -> _Step | _HeldBy:
         placement = waiting.placement
@@ -370,7 +373,7 @@ class NodeLocks:
             }
             self._seen[key] = text, now
         waited = now - self._seen[key][1]
-        if waited >= self._held_s and self._queued(placement.node, lock.pod) is None:
+        if waited >= self._held_s and self._queued(placement, lock.pod) is None:
             holder = f"pod {lock.pod}" if lock.pod else "a pod that it does not name"
             message = f"{_about(placement, text)}: held until {holder} has its devices"
             raise _GivenUp(Why.LOCKED, message)

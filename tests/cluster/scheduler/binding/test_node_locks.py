@@ -39,7 +39,7 @@ class _Bed:
 
     faults: one for each of the next writes: None, "before" or "after" for an answer that is lost
     before or after the write is carried out, or an HTTP status. late: pods that the cache does not
-    show. deletes: a pod that goes when an answer is lost.
+    show. deletes: a pod that goes when an answer is lost. asked: how many requests there were.
     """
 
     def __init__(self, held_s: float) -> None:
@@ -52,6 +52,7 @@ class _Bed:
         self.faults: deque[str | int | None] = deque()
         self.patches: list[Tree] = []
         self.down = False
+        self.asked = 0
         self.clock = NOW
         self.steady = 0.0
         self.bound: list[Placement] = []
@@ -72,6 +73,7 @@ class _Bed:
         self, method: str, path: str, *, body: bytes = b"", tries: int = 0, content_type: str = ""
     ) -> bytes:
         await asyncio.sleep(0)
+        self.asked += 1
         if self.down:
             raise Unreachable("the test keeps the server away")
         parts = path.split("/")
@@ -354,6 +356,35 @@ def test_a_pod_whose_lock_a_killed_scheduler_left_comes_before_those_that_wait_f
         assert bed.names() == ["c", "a", "b"]
 
     _play(scenario)
+
+
+def test_two_pods_that_stand_in_the_lock_of_each_other_wait_as_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(under_test, "_LOOK_S", 3600.0)
+    other = "vendor.example/lock"
+
+    async def scenario(bed: _Bed) -> None:
+        bed.change({KEY: _text("b"), other: _text("a")})
+        placements = bed.pod("a"), replace(bed.pod("b"), lock=other)
+        for placement in placements:
+            bed.locks.submit(placement)
+        for placement in placements:
+            await _until(lambda: bed.asked)
+            await asyncio.sleep(0.02)
+            assert bed.asked == 1
+            assert bed.refused == []
+            bed.steady += 10.0
+            bed.asked = 0
+            bed.locks.node_event(Event(Change.MODIFIED, None, make_node("n1")))
+            await _until(lambda: bed.refused)
+            assert [(one, refused.why) for one, refused in bed.refused] == [(placement, Why.LOCKED)]
+            bed.refused.clear()
+            # What is left are the looks of the pod behind it.
+            bed.asked -= 1
+
+    bed = _play(scenario, held_s=10.0)
+    assert not bed.patches
 
 
 # --- answers -------------------------------------------------------------------------------------
