@@ -352,8 +352,13 @@ class EventWriter:
             async with asyncio.timeout(seconds):
                 await self._settled.wait()
         left = len(self._waiting) + self._writing
-        while self._waiting:
-            self._lose(self._take(), "the scheduler ends")
+        if self._waiting:
+            self.counts.lost += len(self._waiting)
+            lost = self._unlogged + len(self._waiting)
+            _log.warning("%d events are lost: the scheduler ends", lost)
+            self._unlogged = 0
+            self._waiting.clear()
+            self._failures.clear()
         return left
 
 

@@ -230,7 +230,7 @@ def test_a_refused_event_is_counted_and_logged(
 
 
 def test_what_waits_is_bounded_and_what_is_left_at_the_end_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(events_module, "_MOST_WAITING", 10)
     bed = Bed()
@@ -248,6 +248,9 @@ def test_what_waits_is_bounded_and_what_is_left_at_the_end_is_counted(
             # Up to four are being written, and are not given up.
             assert left == 10
             assert 5 + left - 4 <= writer.counts.lost <= 5 + left
+            # The first of the five that were too many has a line of its own.
+            text = f"{writer.counts.lost - 1} events are lost: the scheduler ends"
+            assert text in caplog.text
 
     asyncio.run(run())
 
