@@ -149,7 +149,7 @@ class GangPlans:
             applying = self._applying(evaluations, checks)
             return self._refuse(str(error), room, COSCHEDULING, *applying)
         except NotGathered as error:
-            return self._refuse(str(error), room, COSCHEDULING, *self._looked_at(evaluations))
+            return self._refuse(str(error), room, COSCHEDULING)
         self._keep(plan, wanted)
         return None
 
@@ -216,20 +216,6 @@ class GangPlans:
     def _refuse(self, message: str, room: dict[PodShape, Room], *plugins: str) -> Diagnosis:
         limiting = frozenset(plugins).union(*(each.plugins for each in room.values()))
         return Diagnosis(nodes=self._tables.nodes.count, plugins=limiting, refusal=message)
-
-    def _looked_at(self, evaluations: Mapping[PodShape, Evaluation]) -> set[str]:
-        """Return the names of the filters and allocators that decide about members.
-
-        Any of them may be why a plan could not be carried out, also one that holds back no node as
-        long as no member is placed.
-        """
-        names: set[str] = set()
-        for shape, evaluation in evaluations.items():
-            names.update(plugin.name for plugin, _ in evaluation.masks)
-            for allocator in self._checks(shape.scheduler_name).profile.allocators:
-                if allocator.applies(shape, self._tables):
-                    names.add(allocator.name)
-        return names
 
     # --- gathering -------------------------------------------------------------------------------
 
