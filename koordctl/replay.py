@@ -22,10 +22,13 @@ from koordlet.recording.replay import (
 from service import manifest
 
 _MOST_BYTES = 1 << 20
+"""Read of a NodeSLO's manifest. Chosen: etcd takes objects of 1.5 MiB, and a NodeSLO has some KB.
+Twice the value: a wrong file is read for twice as long before it is refused."""
 _MOST_VALUES = 100_000
-"""Of a NodeSLO's manifest: many times what the largest one has."""
+"""Of the manifest's members and items. Chosen: more than fit in `_MOST_BYTES` of a real one; it
+bounds the memory of a file with nothing but aliases or brackets."""
 _MOST_CLAIMS = 3
-"""Claims that one line of a table shows; `-o json` has all."""
+"""Claims that one line of a table shows; `-o json` has all. Chosen: the line fits a terminal."""
 
 
 def nodeslo_of(path: str) -> NodeSLOSpec:

@@ -17,7 +17,9 @@ _BOTTOM: Final = 22
 _LINES_Y: Final = 4
 """Horizontal lines of a chart beside the axis."""
 _TIMES_X: Final = 4
-"""Times below a chart beside the first."""
+"""Times below a chart beside the first. Chosen: a time is 60 units wide, so that the five are far
+apart and mark quarters of the hour; twice as many would be 110 units apart and crowded on a small
+screen."""
 
 Place = Callable[[float], float]
 """From a time or a value to its place in the drawing."""

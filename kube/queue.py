@@ -33,6 +33,8 @@ _CLOCK_S: Final = 0.001
 _LONGEST_TIMER_S: Final = 3600.0
 """An event loop's timers have a range; a later time is reached by setting the timer again."""
 _LONGEST_DELAY_S: Final = 366 * 24 * 3600.0
+"""A year. Chosen: longer than a controller runs, so that a time that was computed wrongly (NaN,
+infinity) means "not in this run". Twice the value changes nothing."""
 _FAULT_PAUSE_S: Final = 1.0
 """Before a worker goes on that failed outside of a key's work, so that it cannot spin."""
 _SPARE_TIMES: Final = 64

@@ -23,12 +23,12 @@ tc shows it as 4b4f:."""
 ROOT: Final = 0xFFFFFFFF  # TC_H_ROOT
 INGRESS: Final = 0xFFFFFFF1  # TC_H_INGRESS, the parent of the qdiscs ingress and clsact
 
-_NEW_QDISC: Final = 36
-_DELETE_QDISC: Final = 37
-_GET_QDISC: Final = 38
-_NEW_CLASS: Final = 40
-_DELETE_CLASS: Final = 41
-_GET_CLASS: Final = 42
+_NEW_QDISC: Final = 36  # RTM_NEWQDISC
+_DELETE_QDISC: Final = 37  # RTM_DELQDISC
+_GET_QDISC: Final = 38  # RTM_GETQDISC
+_NEW_CLASS: Final = 40  # RTM_NEWTCLASS
+_DELETE_CLASS: Final = 41  # RTM_DELTCLASS
+_GET_CLASS: Final = 42  # RTM_GETTCLASS
 
 _TCM: Final = struct.Struct("=BxxxiIII")  # family, ifindex, handle, parent, info
 _TICK_NS: Final = 64
@@ -38,7 +38,7 @@ _ETHERNET: Final = 1
 """TC_LINKLAYER_ETHERNET: the kernel computes with the rate itself and needs no table of it."""
 _INNER_QUANTUM: Final = 60_000
 """Of classes that only hold others: never used, but without one the kernel logs a warning."""
-_VERSION: Final = 3  # of HTB's messages
+_VERSION: Final = 3  # of HTB's messages: TC_HTB_PROTOVER
 
 
 class Qdisc(msgspec.Struct, frozen=True):

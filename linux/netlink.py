@@ -16,26 +16,26 @@ from typing import Final, NamedTuple
 ROUTE: Final = 0  # NETLINK_ROUTE
 NETFILTER: Final = 12  # NETLINK_NETFILTER
 
-REQUEST: Final = 0x1
-ACK: Final = 0x4
-EXCLUSIVE: Final = 0x200
-CREATE: Final = 0x400
-APPEND: Final = 0x800
-NESTED: Final = 0x8000
-_DUMP: Final = 0x300
-_INTERRUPTED: Final = 0x10
-_CAPPED: Final = 0x100
-_TEXTS: Final = 0x200
+REQUEST: Final = 0x1  # NLM_F_REQUEST
+ACK: Final = 0x4  # NLM_F_ACK
+EXCLUSIVE: Final = 0x200  # NLM_F_EXCL
+CREATE: Final = 0x400  # NLM_F_CREATE
+APPEND: Final = 0x800  # NLM_F_APPEND
+NESTED: Final = 0x8000  # NLA_F_NESTED, of an attribute's type
+_DUMP: Final = 0x300  # NLM_F_DUMP
+_INTERRUPTED: Final = 0x10  # NLM_F_DUMP_INTR
+_CAPPED: Final = 0x100  # NLM_F_CAPPED, of acknowledgements
+_TEXTS: Final = 0x200  # NLM_F_ACK_TLVS, of acknowledgements
 
-_ERROR: Final = 2
-_DONE: Final = 3
+_ERROR: Final = 2  # NLMSG_ERROR
+_DONE: Final = 3  # NLMSG_DONE
 _HEADER: Final = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
 _ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
 _ERROR_TEXT: Final = 1  # NLMSGERR_ATTR_MSG
 
-_SOL_NETLINK: Final = 270
-_CAP_ACK: Final = 10
-_EXT_ACK: Final = 11
+_SOL_NETLINK: Final = 270  # SOL_NETLINK
+_CAP_ACK: Final = 10  # NETLINK_CAP_ACK
+_EXT_ACK: Final = 11  # NETLINK_EXT_ACK
 
 _ANSWER_S: Final = 5.0
 """How long the kernel may take. Chosen: it answers in microseconds, or after a module was loaded;

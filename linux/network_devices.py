@@ -15,9 +15,9 @@ from linux.host import Host
 
 _ROUTES: Final = "/proc/1/net"  # of the node's own namespace
 _DEVICES: Final = "/sys/class/net"
-_UP: Final = 0x1
-_REJECT: Final = 0x200
-_MEGABIT: Final = 1_000_000
+_UP: Final = 0x1  # RTF_UP, of a route
+_REJECT: Final = 0x200  # RTF_REJECT: the route refuses packets
+_MEGABIT: Final = 1_000_000  # bits; the unit of sysfs' `speed`
 
 
 class NetworkDevice(msgspec.Struct, frozen=True):

@@ -154,7 +154,10 @@ _AS_OLDEST: Final = (
 )
 
 DEFAULT_REQUEST_TIMEOUT_S: Final = 2.0
+"""NRI's own default. At twice the value a hook may answer after the runtime has cut the
+connection."""
 DEFAULT_REGISTRATION_TIMEOUT_S: Final = 5.0
+"""NRI's own default, within which a plugin has to register. Only shown: the runtime enforces it."""
 
 
 def runtime_profile(

@@ -44,7 +44,9 @@ class Event(IntEnum):
 
 
 VALID_MASK_BEFORE_0_10: Final = 0x07FF
+"""The bits of the events 1 to 11, which every version has."""
 VALID_MASK: Final = 0x3FFF
+"""The bits of the events 1 to 14, since NRI 0.10. A bit above them fails the registration."""
 
 SUBSCRIBED: Final = frozenset(
     {

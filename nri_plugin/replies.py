@@ -26,6 +26,9 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 
 _MAX_INT64: Final = (1 << 63) - 1
 _MOST_MADE: Final = 2048
+"""Replies, and decisions of containers not started yet, that are kept; then all are dropped.
+Chosen: above the containers of a full node, so that a restart of all of them finds its replies. A
+reply has below 1 KB; twice the value keeps 2 MB more at most."""
 _AT_CREATION_ONLY: Final = frozenset({Resource.ENV, Resource.MOUNT, Resource.DEVICE})
 
 

@@ -13,6 +13,9 @@ from runtime_proxy.runtime import Runtime
 from runtime_proxy.server import Front, Traffic
 from runtime_proxy.status import Figures, Gauge
 
+# How long a process that ends waits for reports to hook servers that no call waits for. As long as
+# the default limit of one hook call. Twice the value: a server that hangs delays the end by 4 s;
+# the shipped unit allows 30 s in all.
 _SETTLE_S = 2.0
 
 

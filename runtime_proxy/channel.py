@@ -15,6 +15,9 @@ from runtime_proxy.http2.client import ClientConnection, Ended, Message, Ponged
 from runtime_proxy.http2.frames import ConnectionFault
 from runtime_proxy.http2.grpc import Code, Status
 
+# Unread messages of one stream until it is cancelled. Chosen: above the events of a node whose
+# containers all end and start again at once; a reader that is further behind compares the lists.
+# Twice the value: a reader that hangs keeps twice as many, of some KB each.
 _STREAM_BACKLOG = 4096
 
 

@@ -19,7 +19,11 @@ from runtime_proxy.tasks import spawn
 
 log = logging.getLogger(__name__)
 
+# Before the next try to rebuild or to subscribe. Chosen: an absent runtime refuses a connection in
+# microseconds. Twice the value: unknown objects are known, and ends reported, up to 1 s later.
 _RETRY_S = 0.5
+# Between comparisons with the lists while nothing calls for one. Chosen: they find what no event
+# reported, which is rare. Twice the value: such an end is reported up to two minutes late.
 _SWEEP_INTERVAL_S = 60.0
 # Between two comparisons: lists of 500 containers every two seconds are no load for a runtime that
 # ends each event stream at once. Chosen; at twice the value an end after a lost stream comes later.

@@ -13,6 +13,8 @@ from service.directory_watch import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
+# Between looks at the registration folder without a notice of inotify. Chosen: a look reads one
+# directory. Twice the value: without inotify, a new hook server is found up to 10 s late.
 _LOOK_EVERY_S = 5.0
 
 

@@ -28,7 +28,12 @@ _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 # An answer that took more than this share of the time limit is slow. Half of the default limit of
 # 2 s is a hundred times what koordlet needs.
 _SLOW_SHARE = 0.5
+# How long a server may take to answer a ping. Chosen: half of a call's default limit; a server that
+# is slower would fail calls. Twice the value: one that hangs is looked for half as often.
 _PROBE_TIMEOUT_S = 1.0
+# Before the first and between later probes of a lost server; doubled in between. Chosen: a restart
+# of a hook server takes some tenths of a second, and a refused connection microseconds. Twice the
+# values: a server that is back stays unused for up to 1.6 s, unless a call asks for a probe.
 _FIRST_PROBE_DELAY_S = 0.1
 _LONGEST_PROBE_DELAY_S = 0.8
 # How long a call waits for the probe of a server that was lost. The socket of a dead server refuses

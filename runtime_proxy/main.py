@@ -29,9 +29,15 @@ from service.systemd import Notifier
 
 log = logging.getLogger(__name__)
 
+# How long a successor may take until it serves. As the unit's TimeoutStartSec: it starts as a
+# service does. Twice the value: a successor that hangs is given up after a minute; calls are served
+# by this process meanwhile.
 _HANDOVER_TIMEOUT_S = 30.0
 # A predecessor has nothing else to do than to let its calls end.
 _HANDED_OVER_DRAIN_S = 3600.0
+# Of the unit's WatchdogSec, between two notices. systemd recommends half, so that one missing
+# notice does no harm; the rest is a margin for a busy machine. At twice the value one late notice
+# ends the process.
 _WATCHDOG_SHARE = 0.4
 # From Python 3.13 on a loop removes the socket file with the server; a successor may serve it.
 _KEEP_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}

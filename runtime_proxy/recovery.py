@@ -20,6 +20,9 @@ from runtime_proxy.store import Store
 
 log = logging.getLogger(__name__)
 
+# Status calls under way during a rebuild. Chosen: enough that no time passes between two calls, few
+# enough that kubelet's calls, which run at the same time, find the runtime free. Twice the value
+# ends a rebuild sooner only where the runtime has CPUs to spare.
 _PARALLEL_CALLS = 4
 
 

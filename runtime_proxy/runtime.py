@@ -24,8 +24,15 @@ from runtime_proxy.stages import CRI_PACKAGES
 
 log = logging.getLogger(__name__)
 
+# Until a new connection answers a ping. Chosen: a runtime that serves answers in milliseconds.
+# Twice the value: a call about an unknown object waits longer for a runtime that accepts and hangs.
 _CONNECT_TIMEOUT_S = 2.0
+# Of one list or status. Chosen: they take milliseconds, on an overloaded node seconds. Twice the
+# value: a comparison, and a call about an unknown object, wait longer for a runtime that hangs.
 _CALL_TIMEOUT_S = 10.0
+# Chosen: above every list that a runtime sends (containerd's default limit of a message is 16 MiB),
+# because an incomplete list is of no use. Memory is taken as an answer arrives. Twice the value: a
+# runtime's runaway answer exceeds the memory limit of the shipped unit before it is refused.
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 
 _Answer = TypeVar("_Answer", bound=Message)

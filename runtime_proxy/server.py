@@ -28,6 +28,8 @@ _RETRY_INTERVAL_S = 0.1
 _LINGER_S = 2.0
 # What a client may send before its upstream connection stands: preface, settings, first calls.
 _MAX_EARLY_BYTES = 1024 * 1024
+# Unsent bytes from which the other side is no longer read. Chosen: above nearly every CRI message,
+# so that few calls pause a connection. Twice the value: a reader that stopped keeps 2 MiB each way.
 _WRITE_BUFFER_BYTES = 1024 * 1024
 # Streams that end with one of their two processes alone: a process that ends waits for others only.
 _ENDLESS = frozenset(

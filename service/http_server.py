@@ -30,7 +30,9 @@ MAX_CONNECTIONS: Final = 64
 _MAX_HEADER_BYTES: Final = 16 << 10
 """Twice what common proxies let through."""
 _ACCEPT_PAUSE_SECONDS: Final = 0.5
-"""Between attempts to accept while the process or the system has no descriptor left."""
+"""Between attempts to accept while the process or the system has no descriptor left. Chosen: the
+listening socket stays readable, so without a pause the loop would spin. At twice the value clients
+wait up to a second after descriptors are free again."""
 
 
 Tls = ssl.SSLContext | Callable[[], ssl.SSLContext] | None

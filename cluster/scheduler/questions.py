@@ -32,6 +32,8 @@ _MOST_PODS: Final = 1000
 _MOST_PLACED: Final = 100
 """Pods with a node that a status lists. Chosen: below 30 KB; kubectl lists the others."""
 _MOST_CHARACTERS: Final = 4096
+"""Of a questionObjectKey. Chosen: `_MOST_KEYS` keys of 64 characters; names are mostly shorter. The
+cache keeps so much of each object: twice the value doubles what a user can make it keep."""
 _MOST_KEYS: Final = 64
 """Of a questionObjectKey. Chosen: more than the jobs that one user looks after."""
 _LONGEST_TTL: Final = 64

@@ -37,7 +37,9 @@ _ABSENT_S: Final = 10.0
 """How often an object that is not there is looked for, at most. Chosen: a new node waits this long
 for its batch resources; half of it doubles the requests of a cluster without a manager."""
 _FIRST_RETRY_S: Final = 5.0
-"""The pause after a failed round; it doubles up to the report interval."""
+"""The pause after a failed round; it doubles up to the report interval. Chosen: a restart of an API
+server takes some seconds, and thousands of nodes must not all ask again at once. At twice the value
+a report that a short fault prevented comes up to 10 s late."""
 _UNMEASURED_S: Final = 1.0
 """How often the first report looks for samples of the node: the shortest collection interval."""
 

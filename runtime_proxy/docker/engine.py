@@ -20,7 +20,13 @@ from runtime_proxy.store import Store
 
 log = logging.getLogger(__name__)
 
+# Of one question to dockerd. Chosen, as for a CRI runtime: it takes milliseconds, on an overloaded
+# node seconds. Twice the value: a call about an unknown container waits longer for a dockerd that
+# hangs.
 _TIMEOUT_S = 10.0
+# Chosen: the list of containers has some KB for each, so thousands fit, and the shipped unit has
+# memory for it. Twice the value: a runaway answer takes a third of that memory before it is
+# refused.
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 

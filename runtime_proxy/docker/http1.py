@@ -14,7 +14,10 @@ from dataclasses import dataclass
 
 # As Go has it: registries' credentials travel in a header of a build.
 MAX_HEAD_BYTES = 1024 * 1024
+# As Go has it. The line is a length, possibly with extensions, which nothing here uses.
 _MAX_CHUNK_LINE = 4096
+# Chosen: neither docker's clients nor dockerd are known to send trailers; room for some dozen
+# fields. Twice the value: a peer can keep a message open for twice as many bytes.
 _MAX_TRAILER_BYTES = 16 * 1024
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")

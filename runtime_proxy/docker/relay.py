@@ -24,6 +24,9 @@ from runtime_proxy.docker.http1 import (
     with_body,
 )
 
+# Of the answer to a held request, which has an id and a few warnings. Chosen: a hundred times that;
+# of a longer one only the relayed copy is whole. Twice the value: twice the memory for each held
+# request.
 _MAX_KEPT_ANSWER = 64 * 1024
 # What a client may send ahead of an answer: raw input of an attach, or a pipelined request.
 _MAX_AHEAD_BYTES = 1024 * 1024

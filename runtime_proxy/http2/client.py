@@ -24,10 +24,18 @@ from runtime_proxy.http2.grpc import (
     format_timeout,
 )
 
+# What the server may send before we grant more. As much as `_MAX_ANSWERS` of the largest limit that
+# channels here have (256 MiB), which is what bounds answers: no answer waits for a grant. RFC 9113
+# allows less than twice the value (2**31 - 1).
 _RECEIVE_WINDOW = 1 << 30
+# Chosen: headers of gRPC have some hundred bytes; an error's text, which travels with them, some
+# KB. Twice the value: a server that never ends a block makes us keep twice as much.
 _MAX_HEADER_BLOCK = 256 * 1024
 # Messages of the largest size that may be incomplete at a time: many answers at once stay bounded.
 _MAX_ANSWERS = 4
+# Streams have odd numbers below 2**31. Chosen: a new connection is opened 50 calls before they are
+# used up, since calls that begin together have each found the old one usable. At twice the distance
+# a connection carries 50 calls less, of a thousand million.
 _LAST_USABLE_STREAM = 2**31 - 101
 
 

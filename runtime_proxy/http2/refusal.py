@@ -10,8 +10,6 @@ from runtime_proxy.http2 import frames, hpack
 from runtime_proxy.http2.frames import FRAME_HEADER, HEADER_SIZE, ConnectionFault, ErrorCode
 from runtime_proxy.http2.grpc import Status, status_headers
 
-_MAX_HEADER_BLOCK = 256 * 1024
-
 
 class Refusal:
     """Feed `receive`, take `output`. Header blocks are skipped, never decoded."""
@@ -69,7 +67,7 @@ class Refusal:
             if stream != self._block_stream or not stream:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
             self._block_size += HEADER_SIZE + len(payload)
-            if self._block_size > _MAX_HEADER_BLOCK:
+            if self._block_size > frames.MAX_CLIENT_BLOCK:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block above 256 KiB")
             self._end_block(flags)
         elif kind == frames.SETTINGS and not flags & frames.ACK:

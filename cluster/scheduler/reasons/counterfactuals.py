@@ -35,7 +35,9 @@ _IN_MESSAGE: Final = 2
 _MOST_NAMES: Final = 3
 """Example nodes of a change. Chosen: enough to look at one."""
 _LONGEST_LISTED: Final = 3
-"""Constraints that are named when a node fails in several; further ones are counted."""
+"""Constraints that are named when a node fails in several; further ones are counted. Chosen: each
+has some 40 characters, and a condition's text is read in one line. Twice the value doubles the
+line."""
 
 
 @dataclass(frozen=True, slots=True)

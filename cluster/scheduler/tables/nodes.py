@@ -29,6 +29,8 @@ Rows = slice | NDArray[np.intp]
 """Which rows a plugin evaluates: `ALL_ROWS` cut to the table's length, or an array of rows."""
 
 _FIRST_CAPACITY: Final = 64
+"""Rows that are allocated at first; a full table doubles them. Chosen: a small cluster never grows
+its table. Twice the value saves one doubling, which takes microseconds."""
 
 _SPARSE: Final = 2
 """Sets of taints for each row above which they are numbered afresh. Chosen: it takes as long as

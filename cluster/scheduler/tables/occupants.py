@@ -22,7 +22,10 @@ NOBODY: Final = 0
 NO_PRIORITY: Final = 2**31
 """Of a number that stands for no shape; above every priority, which are int32."""
 _FIRST_ROWS: Final = 64
+"""Rows that are allocated at first, as many as the node table's."""
 _FIRST_WIDTH: Final = 16
+"""Pods of a row that are allocated at first. Chosen: some busy nodes have more and widen the table;
+twice the value doubles the memory of a cluster whose nodes all have fewer."""
 
 
 def importance(booking: Booking) -> tuple[int, float, str]:
