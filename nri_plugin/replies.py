@@ -117,7 +117,7 @@ class Creations:
     ) -> tuple[bytes, tuple[str, ...]]:
         """Return the encoded response, b"" when nothing changes, and the problems of `Adjustment`.
 
-        Arguments as `adjustment`'s; resctrl_groups: asked only where the reply is made.
+        Arguments as `adjustment`'s; resctrl_groups: called only where the reply is made.
         """
         outcomes = decision.outcomes
         known = self._made.get(id(outcomes))
@@ -153,20 +153,20 @@ def update(
     decision: Decision,
     profile: RuntimeProfile,
     *,
-    asked: nri.LinuxResources | None = None,
+    requested: nri.LinuxResources | None = None,
     ignore_failure: bool = False,
 ) -> Update:
     """Return the update that carries `decision` out for an existing container.
 
     message, current: the container, and its values as `subjects` read them.
-    asked: the resources that kubelet asks for in this very event. A value that it gives is what the
-        container would get, so that is what the decision is compared with; a value that it does not
-        give stays as the container has it.
+    requested: the resources that kubelet requests in this very event. A value that it gives is what
+        the container would get, so that is what the decision is compared with; a value that it does
+        not give stays as the container has it.
     """
     made = nri.ContainerUpdate(container_id=message.id)
     target = made.linux.resources
     existing = message.linux.resources
-    in_force = current if asked is None else overlay(values(asked), current)
+    in_force = current if requested is None else overlay(values(requested), current)
     changed = False
     problems: list[str] = []
     for (resource, key), outcome in decision.outcomes.items():
@@ -182,8 +182,8 @@ def update(
                 if value != field.given(in_force):
                     field.write(target, value)
                     changed = True
-            elif asked is not None:
-                changed |= _write_unified(target, resource, value, (asked, existing))
+            elif requested is not None:
+                changed |= _write_unified(target, resource, value, (requested, existing))
             elif profile.nri >= (0, 10, 0):
                 # Older runtimes do not report a container's unified values: sent blindly they
                 # would update every container at every Synchronize.

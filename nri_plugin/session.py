@@ -412,7 +412,7 @@ class Session:
             container.current,
             decision,
             self._profile,
-            asked=request.linux_resources,
+            requested=request.linux_resources,
         )
         if made.problems:
             self._report(container, made.problems)

@@ -43,7 +43,7 @@ _MOST_VALUES: Final = 2048
 """Different resources of containers whose parsed form is kept, about 1 MB; then all are dropped."""
 
 _VALUES: Final[dict[tuple[bytes, int], Requested]] = {}
-"""Resources by their encoding: replicas ask for the same, and one lookup replaces the reading of
+"""Resources by their encoding: replicas request the same, and one lookup replaces the reading of
 a dozen fields while the runtime waits."""
 
 _STATES: Final = {state.value: state for state in ContainerState}
@@ -108,22 +108,24 @@ def pod_of(message: nri.PodSandbox) -> Pod:
 
 
 def created_container(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
-    """Return the container that is about to be created, with what kubelet asks for it."""
+    """Return the container that is about to be created, with what kubelet requests for it."""
     linux = message.linux
-    # What a creation asks for is all that the container has so far.
-    asked = values(linux.resources, linux.oom_score_adj.value)
-    return Container(_subject(pod, message, linux, asked, runtime), message.pod_sandbox_id, asked)
+    # What a creation requests is all that the container has so far.
+    requested = values(linux.resources, linux.oom_score_adj.value)
+    return Container(
+        _subject(pod, message, linux, requested, runtime), message.pod_sandbox_id, requested
+    )
 
 
 def updated_container(
-    pod: Pod, message: nri.Container, asked: nri.LinuxResources, runtime: RuntimeKind
+    pod: Pod, message: nri.Container, requested: nri.LinuxResources, runtime: RuntimeKind
 ) -> Container:
-    """Return the container as it is now, with what this update asks for it."""
-    return _container(pod, message, runtime, asked=values(asked))
+    """Return the container as it is now, with what this update requests for it."""
+    return _container(pod, message, runtime, requested=values(requested))
 
 
 def container_of_pod(pod: Pod, message: nri.Container, runtime: RuntimeKind) -> Container:
-    """Return a container as it is now, with nothing asked for."""
+    """Return a container as it is now, with nothing requested."""
     return _container(pod, message, runtime)
 
 
@@ -132,11 +134,11 @@ def _container(
     message: nri.Container,
     runtime: RuntimeKind,
     *,
-    asked: Requested = NOTHING_REQUESTED,
+    requested: Requested = NOTHING_REQUESTED,
 ) -> Container:
     linux = message.linux
     return Container(
-        subject=_subject(pod, message, linux, asked, runtime),
+        subject=_subject(pod, message, linux, requested, runtime),
         sandbox_id=message.pod_sandbox_id,
         current=values(linux.resources, linux.oom_score_adj.value),
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
@@ -148,7 +150,7 @@ def _subject(
     pod: Pod,
     message: nri.Container,
     linux: nri.LinuxContainer,
-    asked: Requested,
+    requested: Requested,
     runtime: RuntimeKind,
 ) -> ContainerSubject:
     id_ = message.id
@@ -157,7 +159,7 @@ def _subject(
         message.name or message.labels.get(_LABEL_CONTAINER_NAME, ""),
         id_,
         directory_of(linux.cgroups_path, pod.cgroup, id_, _NAMED_BY[runtime]),
-        asked,
+        requested,
     )
 
 

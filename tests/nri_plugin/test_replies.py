@@ -56,9 +56,11 @@ def update(
     message: nri.Container,
     wanted: Decision,
     profile: RuntimeProfile,
-    asked: nri.LinuxResources | None = None,
+    requested: nri.LinuxResources | None = None,
 ) -> Update:
-    return replies.update(message, values(message.linux.resources), wanted, profile, asked=asked)
+    return replies.update(
+        message, values(message.linux.resources), wanted, profile, requested=requested
+    )
 
 
 def applied(message: nri.Container, adjust: nri.ContainerAdjustment) -> nri.Container:
@@ -103,7 +105,7 @@ class TestCreation:
     def test_nothing_decided_is_nothing_sent(self) -> None:
         assert adjustment(container(), decision({}), V2, ()).message is None
 
-    def test_a_value_that_kubelet_asked_for_is_not_sent(self) -> None:
+    def test_a_value_that_kubelet_requested_is_not_sent(self) -> None:
         assert adjustment(container(shares=7), decision({SHARES: 7}), V1, ()).message is None
 
     def test_unlimited_is_what_a_container_without_a_quota_has(self) -> None:
@@ -211,22 +213,28 @@ class TestUpdate:
         assert dict(resources.unified) == {"memory.min": "4096", "memory.high": "max"}
 
     def test_what_kubelet_asks_for_is_what_is_compared_with(self) -> None:
-        asked = nri.LinuxResources(cpu=nri.LinuxCPU(shares=nri.OptionalUInt64(value=100)))
-        assert update(container(shares=7), decision({SHARES: 100}), V1, asked=asked).message is None
-        made = update(container(shares=7), decision({SHARES: 7}), V1, asked=asked).message
+        requested = nri.LinuxResources(cpu=nri.LinuxCPU(shares=nri.OptionalUInt64(value=100)))
+        assert (
+            update(container(shares=7), decision({SHARES: 100}), V1, requested=requested).message
+            is None
+        )
+        made = update(container(shares=7), decision({SHARES: 7}), V1, requested=requested).message
         assert made is not None
         assert made.linux.resources.cpu.shares.value == 7
 
     def test_what_kubelet_does_not_give_stays_and_is_not_sent_again(self) -> None:
-        asked = nri.LinuxResources()
-        asked.cpu.shares.SetInParent()
-        assert update(container(shares=7), decision({SHARES: 7}), V1, asked=asked).message is None
+        requested = nri.LinuxResources()
+        requested.cpu.shares.SetInParent()
+        assert (
+            update(container(shares=7), decision({SHARES: 7}), V1, requested=requested).message
+            is None
+        )
 
     def test_an_updates_own_period_counts(self) -> None:
-        asked = nri.LinuxResources()
-        asked.cpu.period.value = 20_000
-        asked.cpu.quota.value = 20_000
-        made = update(container(), decision({QUOTA: 50_000}), V1, asked=asked).message
+        requested = nri.LinuxResources()
+        requested.cpu.period.value = 20_000
+        requested.cpu.quota.value = 20_000
+        made = update(container(), decision({QUOTA: 50_000}), V1, requested=requested).message
         assert made is not None
         assert made.linux.resources.cpu.quota.value == 10_000
 

@@ -69,12 +69,12 @@ def test_what_a_creation_requests() -> None:
 
 
 def test_an_update_requests_only_what_it_gives() -> None:
-    asked = nri.LinuxResources()
-    asked.cpu.shares.SetInParent()
-    asked.cpu.quota.value = -1
-    asked.memory.limit.SetInParent()
-    found = updated_container(pod_of(pod()), container(), asked, RuntimeKind.CONTAINERD)
-    assert found.subject.requested == values(asked)
+    requested = nri.LinuxResources()
+    requested.cpu.shares.SetInParent()
+    requested.cpu.quota.value = -1
+    requested.memory.limit.SetInParent()
+    found = updated_container(pod_of(pod()), container(), requested, RuntimeKind.CONTAINERD)
+    assert found.subject.requested == values(requested)
     assert found.subject.requested.cpu_shares is None
     assert found.subject.requested.cfs_quota_us == UNLIMITED
     assert found.current.cpu_shares == 512
