@@ -25,7 +25,7 @@ NAMESPACE: Final = "Namespace"
 NODE: Final = "Node"
 POD: Final = "Pod"
 """A pod that has a node: placed, changed or gone. A pending pod's own change is no cluster event;
-`SchedulingQueue.update` handles it."""
+`SchedulingQueue.add` takes it."""
 RESERVATION: Final = "Reservation"
 """A Reservation that keeps resources, or kept them until now. A reserve pod is also a `POD`."""
 

@@ -42,9 +42,10 @@ _MORE_ROOM_NEVER_HURTS: Final = frozenset(
 )
 """Filters that pass a node with fewer pods if they pass it with more. Of these, a node that only
 NodeResourcesFit holds back needs no trial to find its victims. Affinity and spread are not among
-them: they may need a pod that would be a victim. One exception passes for rare: without a pod that
-uses a Reservation, LoadAwareScheduling counts its part of it as load to come until the next report,
-beside the usage that the last one has of the pod. The trial that confirms the victims sees that."""
+them: they may need a pod that would be a victim. One exception is rare enough to be left in:
+without a pod that uses a Reservation, LoadAwareScheduling counts its part of it as load to come
+until the next report, beside the usage that the last one has of the pod. The trial that confirms
+the victims sees that."""
 
 _MOST_FOUND: Final = 8
 """Nodes with victims that are found by trials until the best of them is taken. Chosen: a trial

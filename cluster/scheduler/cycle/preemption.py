@@ -11,8 +11,8 @@ What other kinds of preemption build on:
 - `tables.disruption_budgets`: the state of PodDisruptionBudgets.
 - `Preemption.find` below is DefaultPreemption's search; `victims.default_victims` its predicate.
 - `post_filter.PostFilter` is what runs for a pod that no node takes. Those of a profile stand in
-  `Scheduling.post_filters`, in their order; the first that finds victims ends the search, and
-  `attempts` carries out what it found.
+  `Scheduling.post_filters`, in their order; the first that finds victims ends the search.
+  `preemptions` decides what is done with what it found, and `evictions` does it.
 
 A pod may preempt unless its policy is Never, or a less important pod on the node that it is
 nominated for is being evicted already. Nodes come into question where evicting pods can help
@@ -63,9 +63,9 @@ _NOT_ANY_MORE: Final = (
 )
 
 _MOST_CONFIRMED: Final = 16
-"""Nodes whose victims follow from amounts and that a trial does not confirm, one after another,
-before the search goes on with trials alone. Chosen: filters and amounts disagree by defects only,
-or where the exact allocation is refused."""
+"""Of the nodes whose victims follow from amounts, so many are tried, the cheapest first, until a
+trial confirms one; then the search goes on with the nodes whose victims only trials find. Chosen:
+filters and amounts disagree by defects only, or where the exact allocation is refused."""
 
 _MOST_PROPOSED: Final = 32
 """Nodes that extenders are asked about; chosen. kube-scheduler asks about as many as it tries, 100

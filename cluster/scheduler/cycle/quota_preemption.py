@@ -35,7 +35,7 @@ _MOST_ALLOCATIONS: Final = 16
 as many as DefaultPreemption confirms."""
 _MOST_TRIED: Final = 100
 """Nodes that are tried one by one; the least number of DefaultPreemption."""
-_VICTIMS_END: Final = "not eligible due to terminating pods of the same quota."
+_VICTIMS_END: Final = "preemption: not eligible due to terminating pods of the same quota."
 _NO_VICTIMS: Final = "preemption: no pods of lower priority in the same quota make room."
 
 

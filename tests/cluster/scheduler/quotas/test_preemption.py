@@ -130,6 +130,24 @@ def test_pods_of_other_quotas_and_more_important_ones_stay() -> None:
     assert "same quota" in found.remark
 
 
+def test_a_pod_whose_victims_end_waits_for_them() -> None:
+    cluster = _Cluster()
+    cluster.quota("a", "0", "6")
+    cluster.place("low", "a", "6", 0, "n0")
+    shape = cluster.shapes.of(cluster._pod("new", "a", "3", 5, {}))
+    pod = PendingPod("default/new", "new", 5, shape, created=0.0)
+    outcome = cluster.scheduling.schedule(
+        key="default/new", uid="new", shape=shape, profile="s", now=0.0
+    )
+    assert isinstance(outcome, Unplaced)
+    # Victims on its own node are looked at first.
+    cluster.scheduling.nominator.nominate(pod, "n1")
+    found = cluster.scheduling.post_filter(pod, outcome.diagnosis, lambda booking: True)
+    assert found == NotFound(
+        "preemption: not eligible due to terminating pods of the same quota.", waits=True
+    )
+
+
 def test_pods_that_are_not_preemptible_stay() -> None:
     for label in (PREFIX + "preemptible", "scheduling.koordinator.sh/disable-preemptible"):
         cluster = _Cluster()
