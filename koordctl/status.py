@@ -65,7 +65,10 @@ def _inputs(answer: Mapping[str, Any]) -> list[Row]:
     rows.append(("objects", _objects(answer["objects"])))
     rows.append(("pods", f"{answer['pods']} with {answer['containers']} containers"))
     for source in answer["sources"]:
-        rows.append((source["name"], source["problem"] or f"{source['fetches']} lists read"))
+        found = source["problem"] or f"{source['fetches']} lists read"
+        if (age := source.get("ageSeconds")) is not None:
+            found += f"; last answer {duration(age)} ago"
+        rows.append((source["name"], found))
     return rows
 
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -184,6 +185,10 @@ class Cache(Generic[T]):
         self.restarts = 0
         """How often a watch ended before its time."""
         self.faults = Faults(f"cache of {resource.plural}")
+        self.answered_at: float | None = None
+        """When the server last sent a list, accepted a watch, or sent a line of one, in seconds of
+        the monotonic clock; None before. A server with a watch cache sends a bookmark about once a
+        minute, so more than some minutes means that it is lost."""
         self.problem = ""
         """Why the cache does not follow the server at present; "" while it does."""
         self.forbidden_since: float | None = None
@@ -342,6 +347,7 @@ class Cache(Generic[T]):
                 version = page.version
         self._take_list(seen, undecodable)
         self._version = version
+        self.answered_at = time.monotonic()
         self._synced.set()
 
     def _take_list(self, seen: dict[str, T], undecodable: dict[str, str]) -> None:
@@ -374,8 +380,10 @@ class Cache(Generic[T]):
             self._path, params=params, silence_seconds=seconds + 30
         ) as lines:
             self._note("")
+            self.answered_at = time.monotonic()
             async for line in lines:
                 silent = False
+                self.answered_at = time.monotonic()
                 self.take(line)
         if silent and asyncio.get_running_loop().time() - started < _SHORT_WATCH_SECONDS:
             # A proxy, or a server that shuts down, closes at once: retrying would be a storm.

@@ -80,6 +80,11 @@ class Readings(Protocol):
     def problems(self) -> int: ...
 
     @property
+    def source_ages(self) -> Mapping[str, float]:
+        """Seconds since each source last answered; without those that never did."""
+        ...
+
+    @property
     def repairs(self) -> Mapping[RepairKey, Histogram]:
         """Durations of policies in the reconciler, in milliseconds, by what they claimed."""
         ...
@@ -335,6 +340,12 @@ def _gauges(readings: Readings) -> Iterator[Metric]:
         "Files, objects and fields that could not be used.",
         value=readings.problems,
     )
+    ages = GaugeMetricFamily(
+        "koordlet_source_age_seconds", "Since the source last answered.", labels=["source"]
+    )
+    for source, age in readings.source_ages.items():
+        ages.add_metric([source], age)
+    yield ages
     policies = GaugeMetricFamily(
         "koordlet_policy_state", "1 for the state that a policy is in.", labels=["policy", "state"]
     )

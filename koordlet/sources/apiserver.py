@@ -64,7 +64,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class ApiServer:
-    """Watches this node's objects. `name`, `problem`, `failures`, `fetches`: as in `Poller`.
+    """Watches this node's objects. `name`, `problem`, `failures`, `fetches`, `answered_at`: as in
+    `Poller`.
 
     changed(objects): called on the event loop when the objects in force changed.
     """
@@ -91,6 +92,7 @@ class ApiServer:
         self._connect = connect or (lambda: load_connection(config.kubeconfig or None))
         self._received = Received(node_name)
         self._caches: tuple[Cache[Manifest], ...] = ()
+        self._answered_before: Mapping[str, float] = {}
         self._problem = "not connected yet"
         self._publish_scheduled = False
         self._published = False
@@ -107,6 +109,26 @@ class ApiServer:
     def fetches(self) -> int:
         """How many lists were read."""
         return sum(cache.lists for cache in self._caches)
+
+    @property
+    def answered_at(self) -> float | None:
+        """When the server last answered for the kind that waits for an answer the longest.
+
+        In seconds of the monotonic clock; None before the first answer. A kind that never had an
+        answer does not count: a cluster may lack its type.
+        """
+        return min(self._answers_by_kind().values(), default=None)
+
+    def _answers_by_kind(self) -> dict[str, float]:
+        """Return when the server last answered for each kind, over this connection or before."""
+        return {
+            **self._answered_before,
+            **{
+                cache.resource.kind: cache.answered_at
+                for cache in self._caches
+                if cache.answered_at is not None
+            },
+        }
 
     async def wait_first(self) -> None:
         """Return once the objects are known, from the server or from the kept file."""
@@ -154,6 +176,7 @@ class ApiServer:
 
     async def _follow(self, client: Client) -> None:
         """Watch the server's objects over one connection until cancelled."""
+        self._answered_before = self._answers_by_kind()
         self._caches = tuple(self._cache(client, resource) for resource in _WATCHED)
         async with asyncio.TaskGroup() as group:
             for cache in self._caches:

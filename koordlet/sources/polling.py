@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
@@ -37,6 +38,8 @@ class Poller:
         self.problem = "not fetched yet"
         self.failures = 0
         self.fetches = 0
+        self.answered_at: float | None = None
+        """When the source last gave its list, in seconds of the monotonic clock; None before."""
         self._interval = interval
         self._events = events
         self._executor = executor
@@ -76,6 +79,7 @@ class Poller:
         self.problem = ""
         self.failures = 0
         self.fetches += 1
+        self.answered_at = time.monotonic()
         return True
 
     async def _pause(self) -> None:

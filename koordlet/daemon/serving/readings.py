@@ -73,6 +73,15 @@ class DaemonReadings:
         return len(self._parts.feeds.objects.problems)
 
     @property
+    def source_ages(self) -> Mapping[str, float]:
+        now = time.monotonic()
+        return {
+            each.name: now - each.answered_at
+            for each in self._parts.feeds.statuses
+            if each.answered_at is not None
+        }
+
+    @property
     def repairs(self) -> Mapping[RepairKey, Histogram]:
         return self._parts.repair_decider.repairs
 

@@ -53,21 +53,27 @@ def of_daemon(parts: Parts) -> Plain:
         "pods": pods,
         "containers": containers,
         "unprotected": [msgspec.structs.asdict(each) for each in parts.state.unprotected()],
-        "sources": [
-            {
-                "name": source.name,
-                "problem": source.problem,
-                "failures": source.failures,
-                "fetches": source.fetches,
-            }
-            for source in parts.feeds.statuses
-        ],
+        "sources": _sources(parts),
         "objects": _objects(parts),
         "cgroup": _cgroup(parts),
         "kernel": _kernel(parts),
         "memoryBytes": psutil.Process().memory_info().rss,
         "worstLoopLagMs": round(parts.health.worst_loop_lag_s * 1000, 2),
     }
+
+
+def _sources(parts: Parts) -> list[Plain]:
+    now = time.monotonic()
+    return [
+        {
+            "name": each.name,
+            "problem": each.problem,
+            "failures": each.failures,
+            "fetches": each.fetches,
+            "ageSeconds": None if each.answered_at is None else round(now - each.answered_at, 1),
+        }
+        for each in parts.feeds.statuses
+    ]
 
 
 def _strategies(parts: Parts) -> list[Plain]:

@@ -206,15 +206,23 @@ def test_a_server_that_goes_away_costs_nothing_and_its_return_is_noticed(tmp_pat
             server.put("nodeslos", slo(1, BE_ON))
             n = Node(tmp_path, lambda: Connection(server.url))
             async with n.following():
-                await until(lambda: n.identity == -1)
+                await until(lambda: n.identity == -1 and all(server.watchers.values()))
                 server.refusal = 503
+                server.requests.clear()
                 server.hang_up()
                 await until(lambda: "not now" in n.source.problem, timeout_s=20)
                 assert n.identity == -1 and n.source.failures
+                await until(lambda: len(set(server.requests)) == len(PLURALS), timeout_s=20)
+                lost_at = n.source.answered_at
+                assert lost_at is not None
+                server.requests.clear()
+                await until(lambda: server.requests, timeout_s=20)
+                assert n.source.answered_at == lost_at, "a refusal is no answer"
                 server.refusal = 0
                 server.stored["nodeslos"]["n1"] = slo(9, {})
                 await until(lambda: n.source.problem == "", timeout_s=30)
                 assert "answers again" in n.messages
+                await until(lambda: (n.source.answered_at or 0) > lost_at, timeout_s=30)
 
     asyncio.run(scenario())
 

@@ -245,10 +245,15 @@ def test_a_source_that_fails_keeps_its_last_list_and_comes_back() -> None:
             for expected in (False, False, False, True):
                 done = await poller.once(fetch, lambda *a: applied.append(a), lambda: 7)
                 assert done is expected
+                assert (poller.answered_at is not None) is expected
+            answered_at = poller.answered_at
+            answers.append(SourceError("gone"))
+            assert not await poller.once(fetch, lambda *a: applied.append(a), lambda: 8)
+            assert poller.answered_at == answered_at, "the age is that of the list in force"
         assert applied == [("list", 7)]
-        assert poller.problem == ""
+        assert poller.problem == "gone"
         kinds = [event.kind for event in events.latest()]
-        assert kinds == ["source-failed", "source-failed", "source-back"]
+        assert kinds == ["source-failed", "source-failed", "source-back", "source-failed"]
 
     asyncio.run(test())
 
