@@ -227,10 +227,7 @@ def test_a_victim_that_waits_for_its_gang_gives_its_node_back_and_is_not_deleted
         bed.node(node, 4)
     for number in range(2):
         bed.pod(f"g{number}", 3, 1, gang=2)
-    # One member meets an error and backs off, so that the other waits on its node.
-    popped = bed.core.permit.pop(bed.now)
-    assert popped is not None
-    bed.core.permit.failed(popped.pod.uid, "an error", bed.now)
+    # One member is tried, and waits on its node for the other.
     bed.core.attempts.next(bed.now)
     (waiting,) = (uid for uid in ("u-g0", "u-g1") if bed.core.attempts.waits_on(uid))
     node = bed.core.attempts.waits_on(waiting)
@@ -249,10 +246,7 @@ def test_victims_that_wait_for_one_gang_all_give_their_nodes_back_and_none_is_de
     bed.node("a", 6)
     for number in range(3):
         bed.pod(f"g{number}", 2, 1, gang=3)
-    popped = bed.core.permit.pop(bed.now)
-    assert popped is not None
-    bed.core.permit.failed(popped.pod.uid, "an error", bed.now)
-    # The others wait on their nodes for the one that backs off.
+    # Two members are tried, and wait on the node for the third.
     bed.core.attempts.next(bed.now)
     bed.core.attempts.next(bed.now)
     assert bed.core.attempts.held == 2
