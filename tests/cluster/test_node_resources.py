@@ -78,6 +78,18 @@ def test_batch_resources_of_the_worked_example(
     assert batch_resources(example(), nodes.strategy(**policy)).amount == Amount(*expected)
 
 
+def test_batch_resources_of_a_large_node_whose_reservation_exceeds_the_system_use() -> None:
+    """Of 64 cores: 25600m of margin, 2000m reserved, 12000m used. Memory: the system uses more
+    than is reserved, and 35 % of the bytes are rounded down."""
+    given_inputs = nodes.inputs(
+        nodes.node(capacity=("64", "256Gi"), allocatable=("62", "256Gi")),
+        nodes.report(system=("1500m", "6Gi"), pods={"prod": ("12", "40Gi")}),
+        [nodes.pod("prod", ("20", "60Gi"))],
+    )
+    got = batch_resources(given_inputs, nodes.strategy()).amount
+    assert got == Amount(24400, 129278515610)
+
+
 def test_the_explanation_names_every_term_and_adds_up() -> None:
     result = batch_resources(example(), nodes.strategy())
     explained = result.explanations["kubernetes.io/batch-cpu"]
@@ -139,6 +151,23 @@ def test_mid_resources_of_the_worked_example() -> None:
         midUnallocatedPercent=20, midCPUThresholdPercent=45, midMemoryThresholdPercent=50
     )
     assert mid_resources(given_inputs, rules).amount == Amount(4200, 21045339750)
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"),
+    [(None, (5799, 12357013095)), (50, (7299, 32758107751))],
+)
+def test_mid_resources_are_what_prod_does_not_need_and_a_share_of_the_unallocated(
+    percent: int | None, expected: tuple[int, int]
+) -> None:
+    # 3 cores and 38Gi of 16 and 64Gi are unallocated; more is unused than can be reclaimed.
+    given_inputs = nodes.inputs(
+        nodes.node(),
+        nodes.report(total=("5", "20Gi"), reclaimable=("5799m", "12357013095")),
+        [nodes.pod("prod", ("13", "26Gi"))],
+    )
+    rules = nodes.strategy(**({} if percent is None else {"midUnallocatedPercent": percent}))
+    assert mid_resources(given_inputs, rules).amount == Amount(*expected)
 
 
 def test_static_mid_resources_are_a_share_of_the_capacity() -> None:

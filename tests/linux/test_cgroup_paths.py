@@ -146,6 +146,13 @@ LAYOUT = Layout(2, {"": "/sys/fs/cgroup"}, SYSTEMD, "kubepods.slice")
         ("CgroupRoot", "/apps/", "/web/", "apps/web"),
         ("Kubepods", "", "x", "kubepods.slice/x"),
         ("KubepodsBesteffort", "p", "x", "kubepods.slice/kubepods-besteffort.slice/p/x"),
+        # Tasks of YARN as batch work.
+        (
+            "KubepodsBesteffort",
+            "",
+            "hadoop-yarn/",
+            "kubepods.slice/kubepods-besteffort.slice/hadoop-yarn",
+        ),
     ],
 )
 def test_a_declared_path_lies_below_its_base(
