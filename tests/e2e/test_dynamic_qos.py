@@ -457,7 +457,8 @@ def test_a_dry_run_names_the_victims_in_order_and_touches_none(bed: Containerd) 
         koordlet.put(slo)
         wait(lambda: len(client.get("/status")["evictions"]["last"]) >= 2, "two are named")
         last = client.get("/status")["evictions"]["last"]
-        assert {each["pod"] for each in last} == {"Pod default/large", "Pod default/middle"}, last
+        # Two of a round; the cool-down is longer than the test.
+        assert [each["pod"] for each in last] == ["Pod default/large", "Pod default/middle"], last
         for running in (small, large, middle):
             assert bed.groups.read(running.container_cgroup("main"), "cgroup.procs").strip()
         assert json.dumps(last).count("BEMemoryEvict") >= 2
