@@ -135,7 +135,8 @@ _RECORDED = {
 
 
 async def _hostile_objects_cost_themselves_only(server: ApiServer, client: Client) -> None:
-    await make_node(client, "good", cpu=10)
+    # Room for all: the other node may be held back, because its NodeMetric was never reported.
+    await make_node(client, "good", cpu=20)
     await make_node(client, "hostile", cpu=10, annotations=_HOSTILE_NODE)
     topology = {
         "metadata": {
