@@ -62,12 +62,13 @@ def test_kubectl_applies_what_is_shipped_and_a_second_time_changes_nothing(
     with api_server() as fresh:
         config = kubeconfig(fresh, tmp_path)
         first = kubectl(config, "apply", "crds")
-        first += kubectl(config, "apply", "manager", "scheduler", "koordlet")
+        folders = "manager", "scheduler", "scheduler/node-locks", "koordlet"
+        first += kubectl(config, "apply", *folders)
         assert len(first) == len(list(manifests_of(deploy)))
         assert all(line.endswith(" created") for line in first), first
-        stored = kubectl(config, _VERSIONS, "manager", "scheduler", "koordlet")
-        kubectl(config, "apply", "manager", "scheduler", "koordlet")
-        assert kubectl(config, _VERSIONS, "manager", "scheduler", "koordlet") == stored
+        stored = kubectl(config, _VERSIONS, *folders)
+        kubectl(config, "apply", *folders)
+        assert kubectl(config, _VERSIONS, *folders) == stored
         second = kubectl(config, "apply", "crds")
         assert all(line.endswith(" unchanged") for line in second), second
 
