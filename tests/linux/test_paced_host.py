@@ -10,7 +10,7 @@ import pytest
 from linux.host import Host
 from linux.paced_host import PacedHost
 
-REPEATED = {"read", "write", "listdir", "is_dir", "inode", "core_sched_cookie"}
+REPEATED = {"read", "write", "listdir", "directories", "is_dir", "inode", "core_sched_cookie"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "write": ("/f", b"1"),
     "core_sched_cookie": (7,),
