@@ -20,6 +20,7 @@ from cluster.scheduler.configuration.arguments import (
 from cluster.scheduler.configuration.koordinator_arguments import (
     AllocationStrategy,
     LoadAwareSchedulingArgs,
+    LoadCompat,
     NUMACompat,
     ScoringStrategy,
 )
@@ -162,6 +163,7 @@ def _load_settings(arguments: LoadAwareSchedulingArgs) -> LoadSettings:
         seconds_after_scheduled=float(arguments.estimated_seconds_after_pod_scheduled or 0),
         seconds_after_initialized=float(arguments.estimated_seconds_after_initialized or 0),
         customized=arguments.allow_customize_estimation,
+        reservations=LoadCompat.RESERVATIONS_ARE_NO_LOAD not in arguments.compat,
     )
 
 

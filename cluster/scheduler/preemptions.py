@@ -19,7 +19,7 @@ from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.proposals import NeedsRoom, Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
-from cluster.scheduler.cycle.victims import Candidate, default_victims, may_go
+from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.cycle.waiting import Place
 from cluster.scheduler.evictions import Evictions
 from cluster.scheduler.metrics import SchedulerMetrics
@@ -157,7 +157,7 @@ class Preemptions:
         """
         needs, row = self._needing.get(uid), self._scheduling.tables.nodes.row(node)
         found = None if row is None else self._scheduling.tables.on(row).get(victim)
-        if needs is None or found is None or not may_go(needs.pod, found, default_victims):
+        if needs is None or found is None or not self._scheduling.may_evict(needs.pod, found):
             return ""
         return found.key
 

@@ -38,6 +38,7 @@ from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.binding.volumes import VolumeBinder
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
+from cluster.scheduler.configuration.koordinator_arguments import ReservationCompat
 from cluster.scheduler.controllers.reservations import (
     ControllerSettings,
     ReservationController,
@@ -224,6 +225,9 @@ class SchedulerProcess(SchedulerCore):
                 look_again_s=arguments.resync_interval_seconds,
                 clean_owners=self.configuration.gates.get(
                     "CleanExpiredReservationAllocated", False
+                ),
+                pending_expire=(
+                    ReservationCompat.PENDING_RESERVATIONS_NEVER_EXPIRE not in arguments.compat
                 ),
             ),
             reservations=self.reservations,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from apis.scheduling_pod import SchedulingNode
+from cluster.scheduler.configuration.arguments import PreemptionCompat
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.koordinator_arguments import (
     ElasticQuotaArgs,
     GPUSharedResourceTemplatesConfig,
+    NUMACompat,
     ReservationArgs,
+    ReservationCompat,
 )
 from cluster.scheduler.configuration.points import Point
 from cluster.scheduler.configuration.profiles import Profile as ProfileConfiguration
@@ -71,6 +75,8 @@ class Plugins:
     profiles: Mapping[str, Profile]
     loads: tuple[LoadTable, ...]
     numa: NumaTable
+    pod_level_alone: bool
+    """See `parse_numa_facts`; of the first profile with NodeNUMAResource."""
     devices: DeviceTable
     templates: GPUSharedResourceTemplatesConfig | None
     """Which ConfigMap has the templates of shared GPUs: of the first profile with DeviceShare."""
@@ -106,12 +112,29 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
         tables.add_node_part(_QuotaNodes(quotas))
     if configuration.gates.get("OmitNodeLabelsForReservation", False):
         tables.reservations.omit_node_labels()
+    reservations = {
+        each.scheduler_name: each.arguments.reservation
+        for each in configuration.profiles
+        if _RESERVATION in each.plugins.get(Point.RESERVE, ())
+    }
+    for first in islice(reservations.values(), 1):
+        passing = ReservationCompat.PODS_WITHOUT_AFFINITY_PASS_TAINTS in first.compat
+        tables.reservations.taints_for_all = not passing
     shared = SharedTables(tables, quotas, configuration.gates)
     profiles = {each.scheduler_name: _profile(shared, each) for each in configuration.profiles}
     return Plugins(
         profiles=profiles,
         loads=tuple(shared.loads.values()),
         numa=shared.numa,
+        pod_level_alone=next(
+            (
+                NUMACompat.ONLY_POD_LEVEL_SINGLE_NUMA_NODE
+                in each.arguments.node_numa_resource.compat
+                for each in configuration.profiles
+                if "NodeNUMAResource" in each.plugins.get(Point.RESERVE, ())
+            ),
+            False,
+        ),
         devices=shared.devices,
         templates=next(
             (
@@ -149,11 +172,7 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
             for admission in profile.admissions
             if isinstance(admission, ElasticQuotaAdmission)
         },
-        reservations={
-            each.scheduler_name: each.arguments.reservation
-            for each in configuration.profiles
-            if _RESERVATION in each.plugins.get(Point.RESERVE, ())
-        },
+        reservations=reservations,
         preemption={
             each.scheduler_name: arguments
             for each in configuration.profiles
@@ -209,9 +228,17 @@ def _preemption_of(profile: ProfileConfiguration) -> PreemptionArguments | None:
     by_reservation = _RESERVATION in points and reservation.enable_preemption
     if Preemption.name not in points and not by_reservation and not _preempts_for_gangs(profile):
         return None
-    of = default if Preemption.name in points else reservation
+    if Preemption.name not in points:
+        return PreemptionArguments(
+            reservation.min_candidate_nodes_percentage,
+            reservation.min_candidate_nodes_absolute,
+            by_reservation,
+        )
     return PreemptionArguments(
-        of.min_candidate_nodes_percentage, of.min_candidate_nodes_absolute, by_reservation
+        default.min_candidate_nodes_percentage,
+        default.min_candidate_nodes_absolute,
+        by_reservation,
+        protects=PreemptionCompat.EVICTS_PROTECTED_PODS not in default.compat,
     )
 
 

@@ -163,11 +163,21 @@ class VolumeBindingArgs(Section, frozen=True):
     shape: tuple[UtilizationShapePoint, ...] = ()
 
 
+class PreemptionCompat(StrEnum):
+    """Upstream's behaviour where the plugin's own differs; docs/compatibility.md."""
+
+    EVICTS_PROTECTED_PODS = "EvictsProtectedPods"
+
+
 class DefaultPreemptionArgs(Section, frozen=True):
-    """How many nodes preemption is tried on: the larger of the two, at most all."""
+    """How many nodes preemption is tried on: the larger of the two, at most all.
+
+    compat: our own argument.
+    """
 
     min_candidate_nodes_percentage: Percent = 10
     min_candidate_nodes_absolute: NotNegative = 100
+    compat: tuple[PreemptionCompat, ...] = ()
 
 
 class DynamicResourcesArgs(Section, frozen=True):

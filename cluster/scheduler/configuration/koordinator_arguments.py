@@ -67,8 +67,14 @@ class AggregatedArgs(Section, frozen=True):
     score_aggregated_duration: Seconds | None = None
 
 
+class LoadCompat(StrEnum):
+    """Upstream's behaviour where the plugin's own differs; docs/compatibility.md."""
+
+    RESERVATIONS_ARE_NO_LOAD = "ReservationsAreNoLoad"
+
+
 class LoadAwareSchedulingArgs(Section, frozen=True):
-    """Thresholds and factors are percents by resource name."""
+    """Thresholds and factors are percents by resource name. compat: our own argument."""
 
     filter_expired_node_metrics: bool = True
     node_metric_expiration_seconds: AtLeastOne64 = 180
@@ -86,6 +92,7 @@ class LoadAwareSchedulingArgs(Section, frozen=True):
     allow_customize_estimation: bool = False
     aggregated: AggregatedArgs | None = None
     supported_resources: tuple[str, ...] = ()
+    compat: tuple[LoadCompat, ...] = ()
 
 
 # --- NodeNUMAResource, DeviceShare ---------------------------------------------------------------
@@ -123,6 +130,7 @@ class NUMACompat(StrEnum):
 
     RESTRICTED_ACCEPTS_WIDER_SETS = "RestrictedAcceptsWiderSets"
     LSE_PODS_SHARE_CORES = "LSEPodsShareCores"
+    ONLY_POD_LEVEL_SINGLE_NUMA_NODE = "OnlyPodLevelSingleNUMANode"
 
 
 class NodeNUMAResourceArgs(Section, frozen=True):
@@ -192,8 +200,16 @@ class ReservationSelectorIndexArgs(Section, frozen=True):
     keys: tuple[str, ...] = ()
 
 
+class ReservationCompat(StrEnum):
+    """Upstream's behaviour where the plugin's own differs; docs/compatibility.md."""
+
+    PODS_WITHOUT_AFFINITY_PASS_TAINTS = "PodsWithoutAffinityPassTaints"
+    PENDING_RESERVATIONS_NEVER_EXPIRE = "PendingReservationsNeverExpire"
+
+
 class ReservationArgs(Section, frozen=True):
-    """ignored_*: as NodeResourcesFitArgs, for what is checked against a reservation."""
+    """ignored_*: as NodeResourcesFitArgs, for what is checked against a reservation. compat: our
+    own argument."""
 
     enable_preemption: bool = False
     min_candidate_nodes_percentage: Percent = 10
@@ -207,6 +223,7 @@ class ReservationArgs(Section, frozen=True):
     ignored_resources: tuple[str, ...] = ()
     ignored_resource_groups: tuple[str, ...] = ()
     reservation_selector_index: ReservationSelectorIndexArgs = ReservationSelectorIndexArgs()
+    compat: tuple[ReservationCompat, ...] = ()
 
 
 class GangMatchPolicy(StrEnum):

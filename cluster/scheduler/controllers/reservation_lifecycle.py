@@ -69,16 +69,18 @@ def next_step(
     node_exists: bool,
     now: float,
     collect_after_s: float | None,
+    pending_expire: bool = True,
 ) -> Step:
     """Return what to do about a Reservation.
 
     node_exists: of the node that its status names. now: seconds since 1970. collect_after_s: how
-    long an ended reservation is kept; None keeps it for ever.
+    long an ended reservation is kept; None keeps it for ever. pending_expire: whether the time of
+    a reservation without a node can be over.
     """
     status = reservation.status
     if status.phase in ENDED_PHASES:
         return _collected(reservation, now, collect_after_s)
-    expiry = expires_at(reservation)
+    expiry = expires_at(reservation) if status.node_name or pending_expire else None
     if expiry is not None and now >= expiry:
         return _failed(reservation, "The time of the reservation is over.", now)
     if not status.node_name:

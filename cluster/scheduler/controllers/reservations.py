@@ -44,12 +44,13 @@ class ControllerSettings:
     """collect_after_s: how long ended reservations are kept; None keeps them for ever.
     collect_every_s, look_again_s: the longest time without a look at an ended reservation and at
     any other, in case a clock jumped. clean_owners: whether pods lose the annotation about a
-    reservation that is deleted."""
+    reservation that is deleted. pending_expire: see `next_step`."""
 
     collect_after_s: float | None = 86400.0
     collect_every_s: float = 60.0
     look_again_s: float = 60.0
     clean_owners: bool = False
+    pending_expire: bool = True
 
 
 class ReservationController:
@@ -69,7 +70,7 @@ class ReservationController:
         """reservation_of: pod -> UID of the reservation that it is bound to use, or "". clock:
         seconds since 1970."""
         self._client = client
-        self._settings = settings
+        self.settings = settings
         self._reservations = reservations
         self._nodes = nodes
         self._reservation_of = reservation_of
@@ -99,7 +100,7 @@ class ReservationController:
             self._names.pop(event.old.metadata.uid, None)
         if event.change is Change.DELETED:
             self._names.pop(meta.uid, None)
-            if not self._settings.clean_owners:
+            if not self.settings.clean_owners:
                 self.queue.forget(meta.name)
                 return
             self._deleted[meta.name] = meta.uid
@@ -134,7 +135,7 @@ class ReservationController:
             self.queue.forget(name)
             return None
         await self._clean_elsewhere(reservation)
-        settings, node = self._settings, reservation.status.node_name
+        settings, node = self.settings, reservation.status.node_name
         ended = reservation.status.phase in ENDED_PHASES
         node_exists = ended or not node or self._nodes.get(node) is not None
         if not node_exists:
@@ -147,6 +148,7 @@ class ReservationController:
             node_exists=node_exists,
             now=now,
             collect_after_s=settings.collect_after_s,
+            pending_expire=settings.pending_expire,
         )
         match step:
             case Keep(until):

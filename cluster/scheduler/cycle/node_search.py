@@ -56,12 +56,14 @@ takes 2 ms with 20 pods on a node, and nodes come in the order of what they are 
 class Arguments:
     """How many nodes are tried one by one: the larger of the two, at most all.
 
-    reservations: whether pods are evicted for Reservations too.
+    reservations: whether pods are evicted for Reservations too. protects: whether the labels that
+    protect pods from the preemption of quotas, gangs and Reservations count here too.
     """
 
     candidates_percentage: int = 10
     candidates_absolute: int = 100
     reservations: bool = False
+    protects: bool = True
 
     def most_tried(self, nodes: int) -> int:
         """Return how many of `nodes` are tried."""

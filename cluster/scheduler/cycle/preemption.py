@@ -9,7 +9,7 @@ What other kinds of preemption build on:
   has to hold beside the plugins is another one (`StillFits`). `Candidate.cost` compares nodes.
 - `cycle.node_search`: the victims of all nodes, by amounts or one by one.
 - `tables.disruption_budgets`: the state of PodDisruptionBudgets.
-- `Preemption.find` below is DefaultPreemption's search; `victims.default_victims` its predicate.
+- `Preemption.find` below is DefaultPreemption's search; `victims_for` says whom it may evict.
 - `post_filter.PostFilter` is what runs for a pod that no node takes. Those of a profile stand in
   `Scheduling.post_filters`, in their order; the first that finds victims ends the search.
   `preemptions` decides what is done with what it found, and `evictions` does it.
@@ -44,6 +44,7 @@ from cluster.scheduler.cycle.victims import (
     by_trial,
     default_victims,
     may_go,
+    victims_by_priority,
 )
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.reasons.diagnosis import Diagnosis
@@ -112,6 +113,13 @@ class Preemption:
             return reason
         return self.find(pod, self._resolvable(diagnosis), salt=salt)
 
+    def victims_for(self, pod: PendingPod[PodShape]) -> MayBeVictim:
+        """Return which pods may be evicted for a pod."""
+        # For a Reservation the plugin of that name preempts, whose victims no switch changes.
+        reserves = ANNOTATION_RESERVE_POD in pod.shape.annotations
+        protects = reserves or self._arguments.protects
+        return default_victims if protects else victims_by_priority
+
     def _resolvable(self, diagnosis: Diagnosis) -> NDArray[np.intp]:
         """Return the rows where evictions can help."""
         # Evictions change nodes, not what refuses a pod before any node is looked at.
@@ -140,13 +148,15 @@ class Preemption:
         resolvable: NDArray[np.intp],
         *,
         salt: int,
-        may_be_victim: MayBeVictim = default_victims,
+        may_be_victim: MayBeVictim | None = None,
     ) -> Candidate | NotFound:
         """Return the node to free for a pod, with the victims there.
 
         resolvable: rows where evictions can help. salt: draws between nodes of equal cost.
+        may_be_victim: None for `victims_for` the pod.
         """
         tables = self._tables
+        may_be_victim = may_be_victim or self.victims_for(pod)
         if not len(resolvable):
             return not_helpful(tables)
         try:
@@ -190,19 +200,20 @@ class Preemption:
         except Refusal:
             return not_helpful(tables)
         ties = tables.nodes.order ^ np.uint64(salt)
-        costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, default_victims)
+        may_be_victim = self.victims_for(pod)
+        costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, may_be_victim)
         confirmed = self._nodes.confirmed(pod, costs, ties, _MOST_TRIED_TO_PROPOSE)
         found = list(islice(confirmed, _MOST_PROPOSED))
-        in_order = self._nodes.in_order(pod, by_hand, evaluation, ties, default_victims)
+        in_order = self._nodes.in_order(pod, by_hand, evaluation, ties, may_be_victim)
         for number, (row, _) in enumerate(in_order):
             if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):
                 break
-            candidate = by_trial(self._checks, pod, row, default_victims, self._budgets)
+            candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
             if candidate is not None and candidate.victims:
                 found.append(candidate)
         if not found:
             return no_node(
-                self._checks, pod, len(resolvable), costs, by_hand, evaluation, default_victims
+                self._checks, pod, len(resolvable), costs, by_hand, evaluation, may_be_victim
             )
         found.sort(key=lambda each: (each.cost, ties[each.row]))
         return {
@@ -222,6 +233,7 @@ class Preemption:
         evicted: the change that made room has the pod tried again.
         """
         tables = self._tables
+        may_be_victim = self.victims_for(pod)
         found: list[Candidate] = []
         for node, proposal in agreed.items():
             row = tables.nodes.row(node)
@@ -231,7 +243,7 @@ class Preemption:
                 return NotFound(ROOM_BY_NOW)
             here = (tables.on(row).get(uid) for uid in proposal.victims)
             victims = sorted(
-                (each for each in here if each and may_go(pod, each, default_victims)),
+                (each for each in here if each and may_go(pod, each, may_be_victim)),
                 key=importance,
             )
             with Trial(tables) as trial:

@@ -33,7 +33,7 @@ from cluster.scheduler.cycle.timings import (
     Timings,
 )
 from cluster.scheduler.cycle.trial import RowChecks
-from cluster.scheduler.cycle.victims import Candidate
+from cluster.scheduler.cycle.victims import Candidate, may_go
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
 from cluster.scheduler.plugins.quotas.elastic_quota import ElasticQuotaAdmission
 from cluster.scheduler.plugins.unsupported import Unsupported
@@ -417,12 +417,19 @@ class Scheduling:
             return NotFound(ROOM_BY_NOW)
         return default.propose(pod, diagnosis, being_evicted=being_evicted, salt=self._salt)
 
+    def may_evict(self, pod: PendingPod[PodShape], booking: Booking) -> bool:
+        """Return whether DefaultPreemption may evict a placed pod for `pod`."""
+        default = self._preemption(pod.shape.scheduler_name)
+        return default is not None and may_go(pod, booking, default.victims_for(pod))
+
     def _default_preemption(
         self, pod: PendingPod[PodShape], diagnosis: Diagnosis
     ) -> Preemption | None:
         # Without any node there is nothing to free.
-        profile = pod.shape.scheduler_name if diagnosis.nodes else ""
-        found = (each for each in self.post_filters.get(profile, ()))
+        return self._preemption(pod.shape.scheduler_name) if diagnosis.nodes else None
+
+    def _preemption(self, profile: str) -> Preemption | None:
+        found = self.post_filters.get(profile, ())
         return next((each for each in found if isinstance(each, Preemption)), None)
 
     def _promises(

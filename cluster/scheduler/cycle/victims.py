@@ -73,16 +73,21 @@ class Candidate:
 
 
 def default_victims(shape: PodShape) -> bool:
-    """Return whether pods of a shape may be evicted for others, by their labels.
-
-    What a Reservation keeps is not taken from it.
-    """
+    """Return whether pods of a shape may be evicted for others, by their labels too."""
     labels = shape.labels
     return (
         labels.get(LABEL_DISABLE_PREEMPTIBLE) != "true"
         and labels.get(LABEL_PREEMPTIBLE) != "false"
-        and ANNOTATION_RESERVE_POD not in shape.annotations
+        and victims_by_priority(shape)
     )
+
+
+def victims_by_priority(shape: PodShape) -> bool:
+    """Return whether pods of a shape may be evicted where labels do not protect them.
+
+    What a Reservation keeps is not taken from it.
+    """
+    return ANNOTATION_RESERVE_POD not in shape.annotations
 
 
 def may_go(pod: PendingPod[PodShape], booking: Booking, may_be_victim: MayBeVictim) -> bool:

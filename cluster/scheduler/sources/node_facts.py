@@ -115,7 +115,9 @@ class NodeFacts:
         row = self._tables.nodes.row(name)
         if node is None or row is None:
             return
-        facts, errors = parse_numa_facts(node, self._topologies.get(name))
+        facts, errors = parse_numa_facts(
+            node, self._topologies.get(name), pod_level_alone=self._plugins.pod_level_alone
+        )
         self._plugins.numa.set_node(row, facts)
         # Tables of profiles with other arguments read the same annotations.
         of_load = dict.fromkeys(str(e) for load in self._plugins.loads for e in load.problems(row))

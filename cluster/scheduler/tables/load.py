@@ -59,7 +59,7 @@ class LoadSettings:
     counts no more. prod_includes_system: usage of koord-prod pods has that of the system in it.
     seconds_after_scheduled, seconds_after_initialized: how long a pod counts with its estimate
     although a report shows it; 0 for not at all. customized: annotations of a pod replace its
-    factors and these seconds.
+    factors and these seconds. reservations: Reservations count as load that is to come.
     """
 
     factors: Mapping[str, int] = field(default_factory=lambda: {CPU: 85, MEMORY: 70})
@@ -75,6 +75,7 @@ class LoadSettings:
     seconds_after_scheduled: float = 0.0
     seconds_after_initialized: float = 0.0
     customized: bool = False
+    reservations: bool = True
 
     def resources(self) -> tuple[str, ...]:
         """Return the resources that are followed, sorted."""
@@ -123,7 +124,7 @@ class LoadTable:
         self._reports: dict[int, Report] = {}
         self._bookings: dict[int, dict[str, tuple[Booking, LoadShare]]] = {}
         self._reservations: dict[int, set[str]] = {}
-        """UIDs of the Reservations that have their booking on a row."""
+        """UIDs of the Reservations that have their booking on a row, if they count as load."""
         self._overrides: dict[int, UsageThresholds] = {}
         self._problems: dict[int, tuple[InputError, ...]] = {}
         nothing = np.zeros(self._width, dtype=np.int64)
@@ -184,11 +185,11 @@ class LoadTable:
 
     @property
     def has_reservations(self) -> bool:
-        """Whether a Reservation has its booking on any node."""
+        """Whether a Reservation counts on any node."""
         return bool(self._reservations)
 
     def reserved(self, row: int, uid: str) -> LoadShare | None:
-        """Return what a Reservation adds to a node; None if it has no booking there."""
+        """Return what a Reservation adds to a node; None if it does not count there."""
         if uid not in self._reservations.get(row, ()):
             return None
         return self._bookings[row][uid][1]
@@ -257,7 +258,7 @@ class LoadTable:
     def place(self, booking: Booking, row: int) -> None:
         """Add the estimate of a booking."""
         self.reach(row + 1)
-        if _is_reservation(booking):
+        if self.settings.reservations and _is_reservation(booking):
             self._reservations.setdefault(row, set()).add(booking.uid)
         share = self._share(booking, row)
         self._bookings.setdefault(row, {})[booking.uid] = (booking, share)
@@ -274,8 +275,8 @@ class LoadTable:
         self._add(row, known[1], -1)
         if not of_row:
             del self._bookings[row]
-        if _is_reservation(booking):
-            reservations = self._reservations[row]
+        reservations = self._reservations.get(row)
+        if reservations is not None:
             reservations.discard(booking.uid)
             if not reservations:
                 del self._reservations[row]
@@ -334,6 +335,8 @@ class LoadTable:
         report = self._reports.get(row)
         prod = booking.shape.priority_class is PriorityClass.PROD
         if _is_reservation(booking):
+            if not self.settings.reservations:
+                return self._no_share
             unused = self._unused(booking, row)
             return LoadShare(nothing, unused, unused if prod else nothing, unused)
         estimate = self.estimate(booking.shape)

@@ -260,7 +260,8 @@ class _Search:
             ),
             labels=self.pod.labels,
         )
-        return match(shape, facts, {}) is Match.YES
+        taints_for_all = self.tables.reservations.taints_for_all
+        return match(shape, facts, {}, taints_for_all=taints_for_all) is Match.YES
 
     def _order(self, booking: Booking) -> tuple[int, str]:
         shape = booking.shape

@@ -60,7 +60,19 @@ MOST_NUMA_RESOURCES: Final = 32
 """Resources that the NUMA nodes of one machine have together. Chosen: machines report cpu, memory,
 the sizes of huge pages and some devices. Each takes columns of 1 MB with 8,192 nodes."""
 
-_POLICIES: Final = {policy.value: policy for policy in NUMATopologyPolicy if policy}
+_POLICIES: Final = {
+    f"{policy.value}{scope}": policy
+    for policy in NUMATopologyPolicy
+    if policy
+    for scope in ("", "PodLevel", "ContainerLevel")
+}
+"""Policies of kubelet, as a NodeResourceTopology has them."""
+_KNOWN_TO_UPSTREAM: Final = {
+    written: policy
+    for written, policy in _POLICIES.items()
+    if written in ("BestEffort", "Restricted", "SingleNUMANodePodLevel")
+}
+"""Of these only the last one is ever written by a koordlet."""
 
 _KNOWN_TOPOLOGIES: Final = 256
 """Topologies that are kept, so that equal machines share one; chosen: a cluster has some dozens of
@@ -100,10 +112,13 @@ def amplify(amount: int, ratio: int) -> int:
 
 
 def parse_numa_facts(
-    node: Node, topology: NodeResourceTopology | None
+    node: Node, topology: NodeResourceTopology | None, *, pod_level_alone: bool = False
 ) -> tuple[NumaFacts, tuple[InputError, ...]]:
-    """Return the facts about a node, and what could not be used of its objects."""
-    reading = _Reading(node, topology)
+    """Return the facts about a node, and what could not be used of its objects.
+
+    pod_level_alone: of kubelet's policies only those count that upstream knows.
+    """
+    reading = _Reading(node, topology, _KNOWN_TO_UPSTREAM if pod_level_alone else _POLICIES)
     facts = reading.facts()
     return facts, tuple(reading.errors)
 
@@ -121,7 +136,13 @@ def _topology_of(listed: CPUTopology) -> CpuTopology:
 class _Reading:
     """Reads two objects and gathers their errors."""
 
-    def __init__(self, node: Node, topology: NodeResourceTopology | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        topology: NodeResourceTopology | None,
+        policies: Mapping[str, NUMATopologyPolicy],
+    ) -> None:
+        self._policies = policies
         self.errors: list[InputError] = []
         self._node = node
         self._name = f"Node {node.metadata.name}"
@@ -230,9 +251,8 @@ class _Reading:
         if policy or self._topology is None:
             return policy
         for written in self._topology.topology_policies:
-            scopeless = written.removesuffix("PodLevel").removesuffix("ContainerLevel")
-            if scopeless in _POLICIES:
-                return _POLICIES[scopeless]
+            if written in self._policies:
+                return self._policies[written]
         return none
 
     def _bind_policy(self, kubelet: CPUManagerPolicy) -> NodeCPUBindPolicy:

@@ -36,10 +36,17 @@ class Match(enum.Enum):
     EXACT = "is not exact matched"
 
 
-def match(pod: PodShape, facts: ReservationFacts, node_labels: Mapping[str, str]) -> Match:
+def match(
+    pod: PodShape,
+    facts: ReservationFacts,
+    node_labels: Mapping[str, str],
+    *,
+    taints_for_all: bool = True,
+) -> Match:
     """Return the step that decides whether the pod may use the reservation.
 
-    node_labels: of the reservation's node; labels of the reservation go over them.
+    node_labels: of the reservation's node; labels of the reservation go over them. taints_for_all:
+    taints keep away pods without the annotation reservation-affinity too.
     """
     asked = pod.derived(asked_of)
     if not any(_owned(owner, pod) for owner in facts.owners):
@@ -53,7 +60,7 @@ def match(pod: PodShape, facts: ReservationFacts, node_labels: Mapping[str, str]
     tolerations = affinity.tolerations if affinity is not None else ()
     if facts.unschedulable and not tolerated(_UNSCHEDULABLE, tolerations):
         return Match.UNSCHEDULABLE
-    if untolerated_taints(pod, facts):
+    if (taints_for_all or affinity is not None) and untolerated_taints(pod, facts):
         return Match.TAINT
     if affinity is not None and (affinity.selector or affinity.terms is not None):
         labels = {**node_labels, **facts.labels}

@@ -113,6 +113,9 @@ class ReservationTable:
         self._personal: dict[tuple[PodShape, str], PodShape] = {}
         self._naming: set[int] = set()
         self._node_labels = True
+        self.taints_for_all = True
+        """Whether taints keep away pods without the annotation reservation-affinity too. Set it
+        before there are any reservations."""
         self._match_version = 0
         self._width = len(nodes.resources)
         self._renamings = nodes.resources.renamings
@@ -468,7 +471,7 @@ class ReservationTable:
     def _match(self, pod: PodShape, slot: int) -> Match:
         row = int(self.row[slot])
         labels = self._nodes.labels.of(row) if row != NO_ROW and self._node_labels else {}
-        return match(pod, self.facts(slot), labels)
+        return match(pod, self.facts(slot), labels, taints_for_all=self.taints_for_all)
 
     def _candidates(self, pod: PodShape) -> set[int]:
         """Return the slots whose owners may mean a pod."""

@@ -440,6 +440,21 @@ BAD: list[tuple[Tree, str, str]] = [
         "0 to",
     ),
     (
+        configured("DefaultPreemption", compat=["Everything"]),
+        f"{ARGS}.compat[0]",
+        "EvictsProtectedPods",
+    ),
+    (
+        configured("LoadAwareScheduling", compat=["Everything"]),
+        f"{ARGS}.compat[0]",
+        "ReservationsAreNoLoad",
+    ),
+    (
+        configured("Reservation", compat=["PodsWithoutAffinityPassTaints", "Everything"]),
+        f"{ARGS}.compat[1]",
+        "PendingReservationsNeverExpire",
+    ),
+    (
         configured("NodeNUMAResource", compat=["Everything"]),
         f"{ARGS}.compat[0]",
         "RestrictedAcceptsWiderSets",

@@ -32,7 +32,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "NodeAffinity": {"addedAffinity": None},
     "VolumeBinding": {"bindTimeoutSeconds": 600, "shape": []},
-    "DefaultPreemption": {"minCandidateNodesPercentage": 10, "minCandidateNodesAbsolute": 100},
+    "DefaultPreemption": {
+        "minCandidateNodesPercentage": 10,
+        "minCandidateNodesAbsolute": 100,
+        "compat": [],
+    },
     "DynamicResources": {"filterTimeout": 10, "bindingTimeout": 600},
     "LoadAwareScheduling": {
         "filterExpiredNodeMetrics": True,
@@ -51,6 +55,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "allowCustomizeEstimation": False,
         "aggregated": None,
         "supportedResources": [],
+        "compat": [],
     },
     "NodeNUMAResource": {
         "defaultCPUBindPolicy": "FullPCPUs",
@@ -93,6 +98,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ignoredResources": [],
         "ignoredResourceGroups": [],
         "reservationSelectorIndex": {"enabled": False, "keyPrefixes": [], "keys": []},
+        "compat": [],
     },
     "Coscheduling": {
         "defaultTimeout": 600,

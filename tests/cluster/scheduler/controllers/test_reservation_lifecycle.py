@@ -61,6 +61,7 @@ def step(
     after: float = 0.0,
     node_exists: bool = True,
     collect_after_s: float | None = 24 * HOUR,
+    pending_expire: bool = True,
 ) -> Step:
     return next_step(
         read(obj),
@@ -68,6 +69,7 @@ def step(
         node_exists=node_exists,
         now=BORN + after,
         collect_after_s=collect_after_s,
+        pending_expire=pending_expire,
     )
 
 
@@ -113,6 +115,15 @@ def test_an_expired_reservation_fails_whether_it_has_a_node_or_not(status: dict[
             },
         ],
     }
+
+
+def test_a_reservation_without_a_node_waits_for_ever_where_that_is_wanted() -> None:
+    spec = {"ttl": "1h", "expires": at(BORN + 2 * HOUR)}
+    for status in ({"phase": "Pending"}, {}):
+        assert step(plain(spec, **status), after=9 * HOUR, pending_expire=False) == Keep(None)
+    found = step(plain(spec, **available()), after=HOUR, pending_expire=False)
+    assert isinstance(found, Write)
+    assert found.status["phase"] == "Failed"
 
 
 def test_a_reservation_fails_with_its_node() -> None:

@@ -131,6 +131,23 @@ def test_the_label_counts_before_kubelets_policy(
     assert (facts.policy, errors) == (NUMATopologyPolicy(policy), [])
 
 
+@pytest.mark.parametrize(
+    ("written", "policy"),
+    [
+        ("SingleNUMANodePodLevel", "SingleNUMANode"),
+        ("SingleNUMANodeContainerLevel", ""),
+        ("RestrictedContainerLevel", ""),
+        ("RestrictedPodLevel", ""),
+        ("BestEffortPodLevel", ""),
+        ("Restricted", "Restricted"),
+    ],
+)
+def test_kubelets_policies_that_upstream_knows(written: str, policy: str) -> None:
+    topology = make_topology("n", policies=(written,))
+    facts, errors = parse_numa_facts(make_node("n"), topology, pod_level_alone=True)
+    assert (facts.policy, errors) == (NUMATopologyPolicy(policy), ())
+
+
 def test_amplification_by_the_node_and_by_the_topology() -> None:
     ratios = {ANNOTATION_RESOURCE_AMPLIFICATION_RATIO: '{"cpu":1.50,"memory":1.20}'}
     reserved = {ANNOTATION_CPU_MANAGER_POLICY: '{"policy":"static","reservedCPUs":"0"}'}
