@@ -1,19 +1,16 @@
-"""The node's store: merging of sources, and convergence whatever way events come."""
+"""The node's store: events, full lists and updates through the proxy."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
-from apis.qos import KubeQoS
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
-from hooks.observed import Container, ContainerState, Sandbox
-from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, Subject
+from hooks.observed import ContainerState
+from hooks.subject import Requested
 from koordlet.state import NodeState, Source
 from koordlet.state.requests_log import Remembered
 from tests.koordlet.builders import (
@@ -24,26 +21,7 @@ from tests.koordlet.builders import (
     runtime_pod,
     sandbox,
 )
-
-ENGINE = Engine(NodeInputs(), (), 1)
-REQUESTED = Requested(cpu_shares=512, cfs_quota_us=50_000, memory_limit_bytes=1 << 30)
-
-
-def subjects(state: NodeState) -> dict[str, Subject]:
-    return {subject.key: subject for subject in state.snapshot(ENGINE).subjects}
-
-
-def the_container(state: NodeState, id_: str) -> ContainerSubject:
-    found = subjects(state)[f"container/{id_}"]
-    assert isinstance(found, ContainerSubject)
-    return found
-
-
-def running(state: NodeState, *, requested: Requested = REQUESTED) -> None:
-    pod = runtime_pod("u1")
-    state.run_sandbox(sandbox(pod, "s1"))
-    state.create_container(container(pod, "c1", "s1", requested=requested))
-    state.start_container(container(pod, "c1", "s1"))
+from tests.koordlet.state.states import REQUESTED, running, subjects, the_container
 
 
 @pytest.mark.parametrize(
@@ -385,262 +363,6 @@ def test_the_specification_goes_before_values_in_force() -> None:
     )
 
 
-# --- merging -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kubelet", "objects", "expected"),
-    [
-        (None, None, "runtime"),
-        (None, "objects", "objects"),
-        ("kubelet", None, "kubelet"),
-        ("kubelet", "objects", "kubelet"),
-    ],
-)
-def test_metadata_comes_from_the_best_source(
-    kubelet: str | None, objects: str | None, expected: str
-) -> None:
-    state = NodeState(layout=LAYOUT)
-    state.run_sandbox(sandbox(runtime_pod("u1", annotations={"from": "runtime"}), "s1"))
-    for source, name in ((Source.KUBELET, kubelet), (Source.OBJECTS, objects)):
-        if name is not None:
-            manifest = pod_manifest(uid="u1", metadata={"annotations": {"from": name}})
-            state.pods_list(source, [known(manifest)])
-    pod = state.pod("u1")
-    assert pod is not None
-    assert pod.annotations == {"from": expected}
-    assert pod.cgroup == "kubepods/burstable/podu1"
-
-
-def test_a_pod_is_described_as_long_as_a_list_has_it() -> None:
-    def described() -> bool:
-        (view,) = state.pod_views()
-        return view.described
-
-    state = NodeState(layout=LAYOUT)
-    running(state)
-    assert not described()
-    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1"))])
-    assert described()
-    state.pods_list(Source.KUBELET, [])
-    assert not described()
-
-
-def test_a_manifest_without_uid_is_matched_by_name() -> None:
-    state = NodeState(layout=LAYOUT)
-    manifest = pod_manifest("web", metadata={"labels": {"a": "b"}})
-    state.pods_list(Source.OBJECTS, [known(manifest)])
-    state.run_sandbox(sandbox(runtime_pod("u1", name="web"), "s1"))
-    pod = state.pod("u1")
-    assert pod is not None
-    assert pod.labels == {"a": "b"}
-    state.pods_list(Source.OBJECTS, [])
-    pod = state.pod("u1")
-    assert pod is not None
-    assert pod.labels == {}
-
-
-def test_a_static_pod_is_matched_by_its_configuration_hash() -> None:
-    state = NodeState(layout=LAYOUT)
-    annotations = {"kubernetes.io/config.hash": "hash1"}
-    state.pods_list(
-        Source.OBJECTS, [known(pod_manifest(uid="mirror", metadata={"annotations": annotations}))]
-    )
-    state.run_sandbox(sandbox(runtime_pod("hash1"), "s1"))
-    pod = state.pod("hash1")
-    assert pod is not None
-    assert (pod.uid, pod.annotations) == ("hash1", annotations)
-
-
-def test_the_directory_says_which_qos_class_a_pod_has() -> None:
-    state = NodeState(layout=LAYOUT)
-    state.pods_list(Source.OBJECTS, [known(pod_manifest(uid="u1"))])  # BestEffort by its spec
-    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
-    pod = state.pod("u1")
-    assert pod is not None
-    assert pod.kube_qos is KubeQoS.BURSTABLE
-
-
-def test_without_a_runtime_a_running_pod_lies_where_the_layout_says() -> None:
-    state = NodeState(layout=LAYOUT)
-    status = {
-        "phase": "Running",
-        "containerStatuses": [
-            {"name": "main", "containerID": "containerd://c1", "state": {"running": {}}},
-            {"name": "evil", "containerID": "containerd://../..", "state": {"running": {}}},
-            {"name": "pending", "containerID": ""},
-        ],
-        "ephemeralContainerStatuses": [
-            {"name": "debug", "containerID": "containerd://c2", "state": {"running": {}}},
-        ],
-    }
-    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status=status))])
-    found = subjects(state)
-    pod = found["pod/u1"]
-    assert isinstance(pod, PodSubject)
-    assert pod.cgroup == "kubepods/besteffort/podu1"
-    assert found["container/c1"].cgroup == "kubepods/besteffort/podu1/c1"
-    assert found["container/c2"].cgroup == "kubepods/besteffort/podu1/c2"
-    assert len([key for key in found if key.startswith("container/")]) == 2
-
-
-@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-def test_without_a_runtime_a_pod_that_does_not_run_is_no_subject(phase: str) -> None:
-    state = NodeState(layout=LAYOUT)
-    state.pods_list(Source.KUBELET, [known(pod_manifest(uid="u1", status={"phase": phase}))])
-    assert "pod/u1" not in subjects(state)
-
-
-def test_qos_directories_list_their_pods_and_the_root_lists_all() -> None:
-    state = NodeState(layout=LAYOUT)
-    state.run_sandbox(sandbox(runtime_pod("u1", qos="burstable"), "s1"))
-    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
-    found = {s.kube_qos: s for s in subjects(state).values() if isinstance(s, QosSubject)}
-    uids = {qos: sorted(pod.uid for pod in s.pods) for qos, s in found.items()}
-    assert uids == {
-        KubeQoS.GUARANTEED: ["u1", "u2"],
-        KubeQoS.BURSTABLE: ["u1"],
-        KubeQoS.BESTEFFORT: ["u2"],
-    }
-    assert found[KubeQoS.BESTEFFORT].cgroup == "kubepods/besteffort"
-
-
-def test_subjects_that_did_not_change_stay_the_same_objects() -> None:
-    state = NodeState(layout=LAYOUT)
-    running(state)
-    before = subjects(state)
-    pod = runtime_pod("u1")
-    state.runtime_list([sandbox(pod, "s1")], [container(pod, "c1", "s1")])
-    state.run_sandbox(sandbox(runtime_pod("u2", qos="besteffort"), "s2"))
-    after = subjects(state)
-    for key in ("pod/u1", "sandbox/s1", "container/c1", "kubeqos/Burstable"):
-        assert after[key] is before[key], key
-
-
-def test_the_state_is_complete_when_every_source_has_spoken() -> None:
-    state = NodeState(awaited=["runtime", "kubelet"])
-    assert not state.snapshot(ENGINE).complete
-    state.mark_synced("runtime")
-    assert state.awaited == ("kubelet",)
-    state.mark_synced("kubelet")
-    assert state.snapshot(ENGINE).complete
-
-
-def test_sandboxes_whose_directories_are_gone_can_be_forgotten() -> None:
-    state = NodeState(layout=LAYOUT)
-    running(state)
-    state.run_sandbox(sandbox(runtime_pod("u2"), "s2"))
-    assert state.stale_candidates() == {"s2": "kubepods/burstable/podu2"}
-    state.forget_sandboxes(["s2"])
-    assert "pod/u2" not in subjects(state)
-
-
-# --- convergence -------------------------------------------------------------------------------
-
-Event = tuple[str, str]
-PODS = {uid: runtime_pod(uid, qos=qos) for uid, qos in (("u1", "burstable"), ("u2", ""))}
-SANDBOXES = {"s1": "u1", "s2": "u1", "s3": "u2"}
-CONTAINERS = {"c1": "s1", "c2": "s1", "c3": "s2", "c4": "s3"}
-
-
-def deliver(state: NodeState, event: Event) -> None:
-    verb, id_ = event
-    if id_ in SANDBOXES:
-        made = sandbox(PODS[SANDBOXES[id_]], id_)
-        match verb:
-            case "start":
-                state.run_sandbox(made)
-            case "stop":
-                state.stop_sandbox(id_)
-            case "remove":
-                state.remove_sandbox(id_)
-        return
-    state_told = ContainerState.UNKNOWN if verb == "create" else ContainerState.RUNNING
-    one = container(PODS[SANDBOXES[CONTAINERS[id_]]], id_, CONTAINERS[id_], state=state_told)
-    match verb:
-        case "create":
-            state.create_container(one)
-        case "start":
-            state.start_container(one)
-        case "stop" | "remove":
-            state.remove_container(id_)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[list[Event], list[Sandbox], list[Container]]:
-    """What really happened on the node, in order, and what is there at the end."""
-    events: list[Event] = []
-    sandboxes: list[Sandbox] = []
-    containers: list[Container] = []
-    for sandbox_id, uid in SANDBOXES.items():
-        end = draw(st.sampled_from(["absent", "running", "stopped", "removed"]))
-        if end == "absent":
-            continue
-        events.append(("start", sandbox_id))
-        for container_id in (c for c, s in CONTAINERS.items() if s == sandbox_id):
-            fate = draw(st.sampled_from(["absent", "created", "running", "stopped", "removed"]))
-            if fate == "absent":
-                continue
-            if end != "running" and fate in ("created", "running"):
-                fate = "removed"
-            steps = ["create", "start", "stop", "remove"]
-            last = {"created": 1, "running": 2, "stopped": 3, "removed": 4}[fate]
-            events += [(verb, container_id) for verb in steps[:last]]
-            if fate in ("created", "running"):
-                state = ContainerState.CREATED if fate == "created" else ContainerState.RUNNING
-                containers.append(container(PODS[uid], container_id, sandbox_id, state=state))
-        if end in ("stopped", "removed"):
-            events.append(("stop", sandbox_id))
-        if end == "removed":
-            events.append(("remove", sandbox_id))
-        else:
-            sandboxes.append(sandbox(PODS[uid], sandbox_id, pid=0 if end == "stopped" else 7))
-    return events, sandboxes, containers
-
-
-def picture(state: NodeState) -> dict[str, Any]:
-    """What a reader sees, without its order and without earlier requests."""
-    return {
-        key: sorted(pod.uid for pod in subject.pods)
-        if isinstance(subject, QosSubject)
-        else subject.cgroup
-        for key, subject in subjects(state).items()
-    }
-
-
-@given(histories(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_any_events_and_then_a_full_list_give_the_listed_state(
-    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
-) -> None:
-    events, sandboxes, containers = history
-    heard = data.draw(st.lists(st.sampled_from(events), max_size=40)) if events else []
-    state = NodeState(layout=LAYOUT)
-    for event in heard:
-        deliver(state, event)
-    state.runtime_list(sandboxes, containers)
-    fresh = NodeState(layout=LAYOUT)
-    fresh.runtime_list(sandboxes, containers)
-    assert picture(state) == picture(fresh)
-    assert state.counts == fresh.counts
-
-
-@given(histories(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_all_events_in_any_order_with_repeats_give_the_listed_state(
-    history: tuple[list[Event], list[Sandbox], list[Container]], data: st.DataObject
-) -> None:
-    events, sandboxes, containers = history
-    repeats = data.draw(st.lists(st.sampled_from(events), max_size=10)) if events else []
-    heard = data.draw(st.permutations([*events, *repeats]))
-    state = NodeState(layout=LAYOUT)
-    for event in heard:
-        deliver(state, event)
-    listed = NodeState(layout=LAYOUT)
-    listed.runtime_list(sandboxes, containers)
-    assert picture(state) == picture(listed)
-
-
 def listed(state: NodeState, *, cpu: str) -> None:
     """Kubelet's list has the running container c1 with a limit."""
     main = {"name": "main", "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": cpu}}}
@@ -685,29 +407,3 @@ def test_snapshots_count_the_requests_that_they_follow_from() -> None:
     pod = runtime_pod("u1")
     state.update_container(container(pod, "c1", "s1", requested=Requested(cfs_quota_us=70_000)))
     assert state.requests == state.snapshot(engine).requests == state.copy().requests == 2
-
-
-def test_what_eviction_reads_of_a_pod_object() -> None:
-    listed = known(
-        {
-            "metadata": {"namespace": "default", "name": "web", "uid": "1"},
-            "spec": {
-                "restartPolicy": "OnFailure",
-                "containers": [
-                    {
-                        "name": "main",
-                        "resources": {
-                            "requests": {
-                                "kubernetes.io/mid-cpu": "500",
-                                "kubernetes.io/mid-memory": "1Gi",
-                            }
-                        },
-                    }
-                ],
-            },
-            "status": {"phase": "Failed", "reason": "Evicted"},
-        }
-    ).pod
-    assert (listed.restart_policy, listed.status_reason) == ("OnFailure", "Evicted")
-    amounts = listed.specs[0].amounts
-    assert (amounts.mid_cpu_request_milli, amounts.mid_memory_request_bytes) == (500, 1 << 30)

@@ -18,6 +18,22 @@ from tests.runtime_proxy.scripted import ScriptedServer, ScriptedServers
 INFO = b'{"CgroupDriver":"cgroupfs"}'
 
 
+GET = b"GET /version HTTP/1.1\r\nHost: d\r\n\r\n"
+EVENTS = b"GET /events HTTP/1.1\r\nHost: d\r\n\r\n"
+ATTACH = b"POST /containers/c/attach HTTP/1.1\r\nHost: d\r\n\r\n"
+RAW = b"HTTP/1.1 200 OK\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
+SANDBOX = b'{"Labels":{"io.kubernetes.docker.type":"podsandbox"},"HostConfig":{}}'
+CREATE = (
+    b"POST /containers/create?name=k8s_POD_p_n_u_0 HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
+    % (
+        len(SANDBOX),
+        SANDBOX,
+    )
+)
+
+
 @dataclass(frozen=True)
 class End:
     """One end of a connection, as the test holds it."""
@@ -128,3 +144,8 @@ def bed_in(folder: Path, *flags: str) -> Bed:
         ]
     )
     return Bed(folder, DockerAgent(chosen, Figures(asyncio.get_running_loop().time)))
+
+
+def gauge(bed: Bed, name: str) -> float:
+    (found,) = [one for one in bed.agent.gauges if one.name == f"koord_runtime_proxy_{name}"]
+    return found.read()

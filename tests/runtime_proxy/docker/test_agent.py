@@ -1,47 +1,31 @@
-"""Docker mode's connections: their two ends, what ends them, and what a stop waits for."""
+"""Docker mode's connections: their two ends, what ends them, and what an operator sees."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime_proxy.checkpoint import Checkpoint
-from runtime_proxy.docker import agent as agent_module
-from runtime_proxy.docker.agent import _Upstream
 from runtime_proxy.hook_server import HookError
-from runtime_proxy.model import Pod, PodChanges
 from runtime_proxy.stages import Stage
-from tests.runtime_proxy.docker.agent_bed import Bed, bed_in, run
+from tests.runtime_proxy.docker.agent_bed import (
+    ATTACH,
+    CREATE,
+    EVENTS,
+    GET,
+    OK,
+    RAW,
+    SANDBOX,
+    Bed,
+    gauge,
+    run,
+)
 from tests.runtime_proxy.processes import answering, echo
 from tests.runtime_proxy.scripted import ScriptedServer
 from tests.waiting import until
-
-GET = b"GET /version HTTP/1.1\r\nHost: d\r\n\r\n"
-EVENTS = b"GET /events HTTP/1.1\r\nHost: d\r\n\r\n"
-ATTACH = b"POST /containers/c/attach HTTP/1.1\r\nHost: d\r\n\r\n"
-RAW = b"HTTP/1.1 200 OK\r\n\r\n"
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
-SANDBOX = b'{"Labels":{"io.kubernetes.docker.type":"podsandbox"},"HostConfig":{}}'
-CREATE = (
-    b"POST /containers/create?name=k8s_POD_p_n_u_0 HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
-    % (
-        len(SANDBOX),
-        SANDBOX,
-    )
-)
-
-
-def gauge(bed: Bed, name: str) -> float:
-    (found,) = [one for one in bed.agent.gauges if one.name == f"koord_runtime_proxy_{name}"]
-    return found.read()
-
 
 # -- two ends -------------------------------------------------------------------------------------
 
@@ -177,186 +161,6 @@ def test_a_client_that_leaves_is_for_dockerd_to_notice(tmp_path: Path, answer: b
         await until(lambda: not bed.agent.connections)
 
     run(tmp_path, test)
-
-
-# -- backpressure and early octets, with transports that only record ------------------------------
-
-
-class Wire(asyncio.Transport):
-    """Records what is done to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.reading = True
-        self.closed = False
-        self.ended = False
-        self.high: int | None = None
-        self.ends = socket.socketpair()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"socket": self.ends[0]}[name]
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def write_eof(self) -> None:
-        self.ended = True
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def on_wires(folder: Path, test: Any) -> None:
-    """Run a test with a connection, its client's wire, and dockerd's, which is not yet there."""
-
-    async def main() -> None:
-        bed = bed_in(folder)
-        connection: Any = bed.agent.new_connection()
-        client = Wire()
-        connection.connection_made(client)
-        test(connection, client, Wire())
-        connection.close()
-        await bed.agent.close()
-
-    asyncio.run(main())
-
-
-def test_a_reader_that_is_slow_slows_the_other_side(tmp_path: Path) -> None:
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        connection.pause_writing()
-        connection.resume_writing()
-        upstream = _Upstream(connection)
-        upstream.connection_made(dockerd)
-        for writer, reader, protocol in (
-            (client, dockerd, connection),
-            (dockerd, client, upstream),
-        ):
-            pause, resume = protocol.pause_writing, protocol.resume_writing
-            assert writer.high == 1024 * 1024
-            pause()
-            assert (reader.reading, writer.reading) == (False, True)
-            resume()
-            assert reader.reading
-            # Its own loop ends what is closed: uvloop refuses to read on.
-            pause()
-            reader.closed = True
-            resume()
-            assert not reader.reading
-            reader.closed, reader.reading = False, True
-
-    on_wires(tmp_path, test)
-
-
-def test_what_comes_before_dockerd_answers_the_dial_is_kept_up_to_a_limit(tmp_path: Path) -> None:
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        head = b"POST /echo HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n"
-        early = head + b"x" * (1024 * 1024 - len(head))
-        connection.data_received(early[:5])
-        connection.data_received(early[5:])
-        connection.upstream_made(dockerd)
-        assert (dockerd.written, dockerd.ended) == (early, False)
-        connection.data_received(b"y")
-        assert dockerd.written == early + b"y"
-        assert (client.written, client.closed) == (b"", False)
-
-    on_wires(tmp_path, test)
-
-
-def test_more_than_the_limit_before_dockerd_answers_the_dial_ends_the_connection(
-    tmp_path: Path,
-) -> None:
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        connection.data_received(GET + b"x" * (1024 * 1024 + 1 - len(GET)))
-        assert client.closed
-        connection.upstream_made(dockerd)
-        assert dockerd.closed
-        assert dockerd.written == b""
-
-    on_wires(tmp_path, test)
-
-
-@pytest.mark.parametrize("sent", [GET, b""])
-def test_a_client_that_ends_before_dockerd_answers_the_dial_is_passed_on(
-    tmp_path: Path, sent: bytes
-) -> None:
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        if sent:
-            connection.data_received(sent)
-        assert connection.eof_received()
-        connection.upstream_made(dockerd)
-        assert (dockerd.written, dockerd.ended) == (sent, True)
-
-    on_wires(tmp_path, test)
-
-
-@pytest.mark.parametrize("sent", [GET, b""])
-def test_a_client_that_ends_before_the_dial_fails_is_answered_and_closed(
-    tmp_path: Path, sent: bytes
-) -> None:
-    async def main() -> None:
-        bed = bed_in(tmp_path)
-        connection: Any = bed.agent.new_connection()
-        client = Wire()
-        connection.connection_made(client)
-        if sent:
-            connection.data_received(sent)
-        assert connection.eof_received()
-        await until(lambda: client.closed)
-        assert client.written.startswith(b"HTTP/1.1 503 ") is bool(sent)
-
-    asyncio.run(main())
-
-
-def test_a_pipe_whose_ends_have_both_ended_is_closed(tmp_path: Path) -> None:
-    """A protocol that returns False to its transport has it closed."""
-
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        upstream = _Upstream(connection)
-        upstream.connection_made(dockerd)
-        connection.data_received(ATTACH)
-        upstream.data_received(RAW)
-        assert upstream.eof_received()
-        assert client.ended
-        assert not dockerd.ended
-        assert not connection.eof_received()
-        assert dockerd.ended
-        assert not upstream.eof_received()
-
-    on_wires(tmp_path, test)
-
-
-@pytest.mark.parametrize("closing", ["client", "dockerd"])
-def test_an_end_is_not_passed_on_to_a_side_that_closes(tmp_path: Path, closing: str) -> None:
-    """The event loop refuses to write to it."""
-
-    def test(connection: Any, client: Wire, dockerd: Wire) -> None:
-        upstream = _Upstream(connection)
-        upstream.connection_made(dockerd)
-        connection.data_received(ATTACH)
-        upstream.data_received(RAW)
-        if closing == "client":
-            client.closed = True
-            upstream.eof_received()
-        else:
-            dockerd.closed = True
-            connection.eof_received()
-        assert not client.ended
-        assert not dockerd.ended
-
-    on_wires(tmp_path, test)
 
 
 # -- broken HTTP ----------------------------------------------------------------------------------
@@ -600,177 +404,3 @@ def test_the_status_and_the_health_name_what_is_wrong(tmp_path: Path) -> None:
         }
 
     run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'no folder'}",))
-
-
-# -- background -----------------------------------------------------------------------------------
-
-LISTED = b'[{"Id":"s1","Names":["/k8s_POD_p_n_u_0"]}]'
-INSPECTED = b'{"Id":"s1","Name":"/k8s_POD_p_n_u_0","Config":%s,"HostConfig":{}}' % SANDBOX
-
-
-def test_containers_that_vanish_unseen_are_reported_by_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(agent_module, "_SWEEP_INTERVAL_S", 0.01)
-    monkeypatch.setattr(agent_module, "_RETRY_S", 0.01)
-    caplog.set_level(logging.INFO)
-
-    async def test(bed: Bed) -> None:
-        server = ScriptedServer({Stage.POST_STOP_POD_SANDBOX: echo})
-        bed.hook(server)
-        await bed.agent.start()
-        # dockerd does not know the list yet: it is asked again.
-        await until(lambda: len(bed.asked) > 2)
-        assert bed.agent.readiness() == []
-        bed.answers["/containers/s1/json"] = INSPECTED
-        bed.answers["/containers/json?all=1"] = LISTED
-        assert await bed.agent.hooks.engine.pod("s1") is not None
-        bed.agent.backend_away = True
-        await until(lambda: not bed.agent.backend_away)
-        assert server.asked == []
-        bed.answers["/containers/json?all=1"] = b"[]"
-        await until(lambda: server.asked)
-        assert bed.agent.status()["pods"] == 0
-
-    run(tmp_path, test)
-    assert [r.getMessage() for r in caplog.records].count("dockerd is back") == 1
-
-
-# -- the end --------------------------------------------------------------------------------------
-
-
-def test_a_stop_ends_idle_connections_and_waits_for_the_others(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        early, dockerd = await bed.pair(GET)
-        early.writer.close()
-        dockerd.writer.close()
-        await until(lambda: not bed.agent.connections)
-        await until(lambda: not bed.agent.connections)
-        idle, one = await bed.pair(GET)
-        one.send(OK)
-        await idle.receive(OK)
-        busy, other = await bed.pair(GET)
-        drained = asyncio.create_task(bed.agent.drain(20))
-        assert await idle.rest() == b""
-        assert await one.rest() == b""
-        assert not drained.done()
-        assert len(bed.agent.connections) == 1
-        other.send(OK[:-1])
-        await busy.receive(OK[:-1])
-        assert not drained.done()
-        other.send(OK[-1:])
-        assert await busy.rest() == OK[-1:]
-        assert await drained == 0
-
-    run(tmp_path, test)
-
-
-def test_a_stop_cuts_off_what_does_not_end_in_time(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        pairs = [await bed.pair(GET), await bed.pair(ATTACH), await bed.pair(EVENTS)]
-        # Who waits for an answer counts; who follows events does not.
-        assert await bed.agent.drain(0.05) == 2
-        for client, dockerd in pairs:
-            assert await client.rest() == b""
-            assert await dockerd.rest() == b""
-        assert not bed.agent.connections
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize("succeeded", [False, True])
-def test_streams_without_an_end_are_waited_for_beside_a_successor_alone(
-    tmp_path: Path, succeeded: bool
-) -> None:
-    async def test(bed: Bed) -> None:
-        await bed.agent.start()
-        client, dockerd = await bed.pair(EVENTS)
-        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        dockerd.send(head)
-        await client.receive(head)
-        if succeeded:
-            bed.agent.stand_back()
-        drained = asyncio.create_task(bed.agent.drain(20))
-        if succeeded:
-            dockerd.send(b"1\r\nx\r\n")
-            await client.receive(b"1\r\nx\r\n")
-            assert not drained.done()
-            dockerd.send(b"0\r\n\r\n")
-            assert await client.rest() == b"0\r\n\r\n"
-        assert await drained == 0
-
-    run(tmp_path, test)
-
-
-def test_a_successor_knows_what_hooks_changed_in_its_predecessors_last_calls(
-    tmp_path: Path,
-) -> None:
-    async def test(bed: Bed) -> None:
-        bed.answers["/containers/json?all=1"] = b"[]"
-        await bed.agent.start()
-        await until(lambda: bed.agent.status()["recovered"])
-        predecessor = Checkpoint(str(tmp_path / "state"))
-        changes = PodChanges(cgroup_parent="/moved")
-        predecessor.pod(Pod(id="s1", changes=changes))
-        predecessor.close()
-        bed.answers["/containers/s1/json"] = INSPECTED
-        pod = await bed.agent.hooks.engine.pod("s1")
-        assert pod is not None
-        assert pod.changes == changes
-
-    run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'state'}",))
-
-
-REGISTRATION = (
-    '{"remote-endpoint":"/run/none.sock","failure-policy":"Ignore",'
-    '"runtime-hooks":["PreRunPodSandbox"]}'
-)
-
-
-def test_a_successor_gets_the_background_work_and_the_journal(tmp_path: Path) -> None:
-    journal = tmp_path / "state" / "journal"
-
-    async def test(bed: Bed) -> None:
-        await bed.agent.start()
-        hooks = bed.agent.hooks.hooks
-        hooks.store.put_pod(Pod(id="kept"))
-        bed.agent.stand_back()
-        assert b'"kept"' in journal.read_bytes()
-        for task in bed.agent._tasks:
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        size = journal.stat().st_size
-        for _ in range(3000):
-            hooks.store.put_pod(Pod(id="p", labels={"a": "x" * 1000}))
-            hooks.store.drop_pod("p")
-        assert journal.stat().st_size > size + 3_000_000, "only its successor rewrites the file"
-        (tmp_path / "hooks" / "a.json").write_text(REGISTRATION)
-        await until(lambda: bed.agent.status()["hookServers"])
-        await bed.agent.close()
-        assert bed.agent.status()["hookServers"] == []
-        assert str(journal) not in open_files()
-
-    run(tmp_path, test, flags=(f"--state-dir={tmp_path / 'state'}",))
-
-
-def open_files() -> set[str]:
-    names = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            names.add(str(descriptor.readlink()))
-    return names
-
-
-def test_a_stop_waits_for_hooks_of_after_stages(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        reported: list[str] = []
-
-        async def report() -> None:
-            await asyncio.sleep(0.05)
-            reported.append("p1")
-
-        bed.agent.hooks.hooks.in_background("p1", report())
-        assert await bed.agent.drain(20) == 0
-        assert reported == ["p1"]
-
-    run(tmp_path, test)

@@ -17,7 +17,6 @@ import pytest
 
 from apis.quantity import parse_quantity
 from apis.scheduling_pod import decode_scheduling_pod
-from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Evaluator
 from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.victims import Candidate
@@ -30,44 +29,29 @@ from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape
 from kube.client import Client
 from kube.kept_client import KeptClient
-from kube.resources import NODES, PODS, PRIORITY_CLASSES, Resource
+from kube.resources import NODES, PODS, PRIORITY_CLASSES
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kube_scheduler import kube_scheduler
+from tests.cluster.scheduler.beds.beside_kube_scheduler import (
+    create,
+    delete,
+    make_node,
+    ours,
+    set_status,
+)
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.kube_scheduler]
 
 Tree = dict[str, Any]
-_OURS = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: false}
-profiles: [{schedulerName: koord-scheduler}]
-"""
 _CLASSES = {f"beside-{value}": value for value in (0, 10, 20, 1000)}
 _NODES = 6
 _PENDING = 12
 _APPS = ("", "a", "b", "c")
 
 
-async def _create(client: Client, resource: Resource, body: Tree, query: str = "") -> bytes:
-    path = resource.path(namespace="default" if resource.namespaced else "") + query
-    return await client.request("POST", path, body=msgspec.json.encode(body))
-
-
-async def _status(client: Client, resource: Resource, name: str, status: Tree) -> None:
-    namespace = "default" if resource.namespaced else ""
-    await client.request(
-        "PATCH",
-        resource.path(namespace=namespace, name=name, subresource="status"),
-        body=msgspec.json.encode({"status": status}),
-        content_type="application/merge-patch+json",
-    )
-
-
 async def _clear(client: Client) -> None:
     for resource in (PODS, DISRUPTION_BUDGETS, NODES):
-        path = resource.path(namespace="default" if resource.namespaced else "")
-        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        await delete(client, resource)
     for name in _CLASSES:
         await client.delete(PRIORITY_CLASSES, name)
 
@@ -97,26 +81,23 @@ def _pod(name: str, random: Random, priority: str, cpu: int, *, node: str = "") 
 
 async def _run(client: Client, body: Tree, started: int) -> None:
     """Make a pod that runs, since `started` seconds after a fixed moment."""
-    await _create(client, PODS, body)
+    await create(client, PODS, body)
     since = f"2026-01-01T00:{started // 60:02}:{started % 60:02}Z"
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
     status = {"phase": "Running", "startTime": since, "conditions": [condition]}
-    await _status(client, PODS, body["metadata"]["name"], status)
+    await set_status(client, PODS, body["metadata"]["name"], status)
 
 
 async def _make_cluster(client: Client, random: Random) -> dict[str, tuple[Tree, int]]:
     """Make full nodes; return the pods by name, with when they started."""
     for name, value in _CLASSES.items():
-        await _create(client, PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
+        await create(client, PRIORITY_CLASSES, {"metadata": {"name": name}, "value": value})
     running: dict[str, tuple[Tree, int]] = {}
     for number in range(_NODES):
         node = f"n{number}"
-        await _create(client, NODES, {"metadata": {"name": node}})
         amounts = {"cpu": "4", "memory": "32Gi", "pods": str(random.choice((5, 9)))}
-        status = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
-        await client.patch(NODES, node, status, subresource="status")
-        # The API server marks a new node as not ready; a kubelet would take that off.
-        await client.patch(NODES, node, b'{"spec":{"taints":null}}')
+        status = {"capacity": amounts, "allocatable": amounts}
+        await make_node(client, {"metadata": {"name": node}, "status": status})
         left = 4000
         while left > 400:
             cpu = min(left, random.choice((300, 700, 1100, 1900)))
@@ -131,7 +112,7 @@ async def _make_cluster(client: Client, random: Random) -> dict[str, tuple[Tree,
             "metadata": {"name": app},
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
         }
-        await _create(client, DISRUPTION_BUDGETS, body)
+        await create(client, DISRUPTION_BUDGETS, body)
         allowed = random.choice((0, 0, 1, 2))
         status_of_budget = {
             "currentHealthy": 3,
@@ -139,7 +120,7 @@ async def _make_cluster(client: Client, random: Random) -> dict[str, tuple[Tree,
             "expectedPods": 3,
             "disruptionsAllowed": allowed,
         }
-        await _status(client, DISRUPTION_BUDGETS, app, status_of_budget)
+        await set_status(client, DISRUPTION_BUDGETS, app, status_of_budget)
     return running
 
 
@@ -190,60 +171,49 @@ def _fits(pod: Tree, staying: list[Tree], most_pods: int) -> bool:
     return sum(milli) <= 4000 and all(ports.count(port) == 1 for port in own)
 
 
-async def _compare(server: ApiServer, folder: Path, seed: int) -> None:
-    random = Random(seed)
-    stop = asyncio.Event()
+async def _compare(client: Client, server: ApiServer, folder: Path, random: Random) -> None:
     differences: list[object] = []
     preempted = 0
-    async with KeptClient(server.connection(), user_agent="test") as client:
-        await _clear(client)
-        running = await _make_cluster(client, random)
-        process = SchedulerProcess(client, read_configuration(_OURS, obj="test"), seed=1)
-        task = asyncio.create_task(process.run(stop))
+    running = await _make_cluster(client, random)
+    async with ours(server) as process:
         evaluator = Evaluator(process.plugins.profiles["koord-scheduler"], process.tables)
         (search,) = process.scheduling.post_filters["koord-scheduler"]
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            most_pods = {
-                name: int(node.status.allocatable["pods"].value())
-                for name, node in process.nodes.items.items()
-            }
-            with kube_scheduler(server, folder):
-                for number in range(_PENDING):
-                    cpu = random.choice((500, 1500, 2500, 3900))
-                    priority = random.choice(("beside-20", "beside-1000", "beside-1000"))
-                    body = _pod(f"p{number}", random, priority, cpu)
-                    shown = decode_scheduling_pod(await _create(client, PODS, body, "?dryRun=All"))
-                    await eventually(lambda: _settled(process, running))
-                    shape = process.source.shape_of(shown)
-                    pod = PendingPod(f"default/p{number}", "new", shape.priority, shape, 0.0)
-                    evaluation = evaluator.evaluate(shape)
-                    diagnosis = diagnose(shape, process.tables, evaluation.masks)
-                    ours = search.post_filter(
-                        pod, diagnosis, being_evicted=lambda booking: False, salt=number
-                    )
-                    before = {b.key.partition("/")[2]: b for b in process.tables.bookings.values()}
-                    await _create(client, PODS, body)
-                    node, victims, message = await _theirs(client, f"p{number}", most_pods)
-                    await _restore(client, running, f"p{number}", victims)
-                    if len(evaluation.feasible):
-                        continue
-                    if isinstance(ours, NotFound):
-                        wanted = f"{diagnosis.message} {ours.remark}"
-                        if node or message != wanted:
-                            differences.append(("theirs", node, victims, message, "ours", wanted))
-                        continue
-                    preempted += 1
-                    names = sorted(victim.key.partition("/")[2] for victim in ours.victims)
-                    if names != sorted(victims):
-                        theirs = _candidate(process, pod, before, node, victims)
-                        if theirs.cost != ours.cost or ours.row == theirs.row:
-                            costs = (theirs.cost, ours.cost)
-                            differences.append((node, victims, message, "ours", names, costs))
-        finally:
-            stop.set()
-            await task
-            await _clear(client)
+        most_pods = {
+            name: int(node.status.allocatable["pods"].value())
+            for name, node in process.nodes.items.items()
+        }
+        with kube_scheduler(server, folder):
+            for number in range(_PENDING):
+                cpu = random.choice((500, 1500, 2500, 3900))
+                priority = random.choice(("beside-20", "beside-1000", "beside-1000"))
+                body = _pod(f"p{number}", random, priority, cpu)
+                shown = decode_scheduling_pod(await create(client, PODS, body, dry=True))
+                await eventually(lambda: _settled(process, running))
+                shape = process.source.shape_of(shown)
+                pod = PendingPod(f"default/p{number}", "new", shape.priority, shape, 0.0)
+                evaluation = evaluator.evaluate(shape)
+                diagnosis = diagnose(shape, process.tables, evaluation.masks)
+                found = search.post_filter(
+                    pod, diagnosis, being_evicted=lambda booking: False, salt=number
+                )
+                before = {b.key.partition("/")[2]: b for b in process.tables.bookings.values()}
+                await create(client, PODS, body)
+                node, victims, message = await _theirs(client, f"p{number}", most_pods)
+                await _restore(client, running, f"p{number}", victims)
+                if len(evaluation.feasible):
+                    continue
+                if isinstance(found, NotFound):
+                    wanted = f"{diagnosis.message} {found.remark}"
+                    if node or message != wanted:
+                        differences.append(("theirs", node, victims, message, "ours", wanted))
+                    continue
+                preempted += 1
+                names = sorted(victim.key.partition("/")[2] for victim in found.victims)
+                if names != sorted(victims):
+                    theirs = _candidate(process, pod, before, node, victims)
+                    if theirs.cost != found.cost or found.row == theirs.row:
+                        costs = (theirs.cost, found.cost)
+                        differences.append((node, victims, message, "ours", names, costs))
     text = "\n\n".join(str(each) for each in differences)
     assert not differences, f"{len(differences)} of {_PENDING} differ:\n{text}"
     assert preempted > 2
@@ -276,12 +246,20 @@ async def _restore(
     client: Client, running: dict[str, tuple[Tree, int]], name: str, victims: list[str]
 ) -> None:
     for each in (name, *victims):
-        path = PODS.path(namespace="default", name=each)
-        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        await delete(client, PODS, each)
     for each in victims:
         await _run(client, *running[each])
 
 
+async def _play(server: ApiServer, folder: Path, seed: int) -> None:
+    async with KeptClient(server.connection(), user_agent="test") as client:
+        await _clear(client)
+        try:
+            await _compare(client, server, folder, Random(seed))
+        finally:
+            await _clear(client)
+
+
 @pytest.mark.parametrize("seed", [1])
 def test_victims_are_those_of_kube_scheduler(server: ApiServer, tmp_path: Path, seed: int) -> None:
-    asyncio.run(_compare(server, tmp_path, seed))
+    asyncio.run(_play(server, tmp_path, seed))

@@ -9,16 +9,13 @@ claims it binds.
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 import pytest
 
 from apis.scheduling_pod import decode_scheduling_pod
-from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Evaluator
 from cluster.scheduler.plugins.contract import Reason, Refusal
 from cluster.scheduler.plugins.volumes.binding import VolumeBinding
@@ -26,7 +23,7 @@ from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.reasons.diagnosis import diagnose, refused
 from cluster.scheduler.tables.booking import NO_ALLOCATION
 from cluster.scheduler.tables.shapes import PodShape
-from kube.client import ApiError, Client, encode_object
+from kube.client import ApiError, Client
 from kube.kept_client import KeptClient
 from kube.resources import (
     CSI_DRIVERS,
@@ -41,6 +38,14 @@ from kube.resources import (
 )
 from tests.beds.apiserver import ApiServer, eventually
 from tests.beds.kube_scheduler import kube_scheduler
+from tests.cluster.scheduler.beds.beside_kube_scheduler import (
+    create,
+    decided,
+    delete,
+    make_node,
+    ours,
+    set_status,
+)
 from tests.cluster.scheduler.random_cluster import nodes
 from tests.cluster.scheduler.volumes import random_volumes
 from tests.cluster.scheduler.volumes.controller import (
@@ -57,43 +62,13 @@ _BOUND = 12
 _FREE = 9
 _RUNNING = 10
 _PENDING = 24
-_OURS = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: false}
-profiles: [{schedulerName: koord-scheduler}]
-"""
-_PREEMPTION = re.compile(
-    r"\. (no new claims to deallocate, )?(preemption: .*|not found)", re.DOTALL
-)
-"""What kube-scheduler adds; "not found" for pods that preemption does not look at any node for."""
 _STORAGE = (STORAGE_CLASSES, CSI_NODES, CSI_DRIVERS, CSI_STORAGE_CAPACITIES)
-
-
-async def _create(client: Client, resource: Resource, body: Tree) -> Tree:
-    namespace = "default" if resource.namespaced else ""
-    made = await client.create(resource, encode_object(resource, body), namespace=namespace)
-    tree: Tree = msgspec.json.decode(made)
-    return tree
 
 
 async def _clear(client: Client) -> None:
     for resource in (PODS, NODES, *_STORAGE):
-        path = resource.path(namespace="default" if resource.namespaced else "")
-        await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
+        await delete(client, resource)
     await clear_volumes(client)
-
-
-async def _status(client: Client, resource: Resource, name: str, phase: str) -> None:
-    path = resource.path(
-        namespace="default" if resource.namespaced else "", name=name, subresource="status"
-    )
-    await client.request(
-        "PATCH",
-        path,
-        body=msgspec.json.encode({"status": {"phase": phase}}),
-        content_type="application/merge-patch+json",
-    )
 
 
 def _pod(name: str, volumes: list[Tree], node: str = "") -> Tree:
@@ -117,60 +92,43 @@ async def _make_cluster(client: Client, random: Random) -> list[str]:
     """Make nodes, storage and running pods; return the names of the bound claims."""
     names = []
     for node in nodes(random, _NODES):
-        name = node["metadata"]["name"]
-        names.append(name)
-        await _create(client, NODES, node)
-        status = msgspec.json.encode({"status": node["status"]})
-        await client.patch(NODES, name, status, subresource="status")
-        await client.patch(NODES, name, b'{"spec":{"taints":null,"unschedulable":false}}')
+        names.append(node["metadata"]["name"])
+        await make_node(client, {**node, "spec": {}})
     for body in random_volumes.classes(random):
-        await _create(client, STORAGE_CLASSES, body)
+        await create(client, STORAGE_CLASSES, body)
     for body in random_volumes.csi_nodes(random, names):
-        await _create(client, CSI_NODES, body)
+        await create(client, CSI_NODES, body)
     for body in random_volumes.csi_drivers():
-        await _create(client, CSI_DRIVERS, body)
+        await create(client, CSI_DRIVERS, body)
     for body in random_volumes.capacities(random, names):
-        await _create(client, CSI_STORAGE_CAPACITIES, body)
+        await create(client, CSI_STORAGE_CAPACITIES, body)
     for body in random_volumes.free_volumes(random, _FREE, names):
-        await _create(client, PERSISTENT_VOLUMES, body)
-        await _status(client, PERSISTENT_VOLUMES, body["metadata"]["name"], "Available")
+        await create(client, PERSISTENT_VOLUMES, body)
+        await set_status(
+            client, PERSISTENT_VOLUMES, body["metadata"]["name"], {"phase": "Available"}
+        )
     claims = []
     for claim, volume in random_volumes.bound(random, _BOUND, names):
         name = claim["metadata"]["name"]
         claims.append(name)
-        made = await _create(client, PERSISTENT_VOLUME_CLAIMS, claim)
-        await _status(client, PERSISTENT_VOLUME_CLAIMS, name, "Bound")
+        made = msgspec.json.decode(await create(client, PERSISTENT_VOLUME_CLAIMS, claim))
+        await set_status(client, PERSISTENT_VOLUME_CLAIMS, name, {"phase": "Bound"})
         if volume is not None:
             volume["spec"]["claimRef"]["uid"] = made["metadata"]["uid"]
-            await _create(client, PERSISTENT_VOLUMES, volume)
-            await _status(client, PERSISTENT_VOLUMES, volume["metadata"]["name"], "Bound")
+            await create(client, PERSISTENT_VOLUMES, volume)
+            await set_status(
+                client, PERSISTENT_VOLUMES, volume["metadata"]["name"], {"phase": "Bound"}
+            )
     await client.request(
         "DELETE", PERSISTENT_VOLUME_CLAIMS.path(namespace="default", name=claims[1])
     )
-    await _status(client, PERSISTENT_VOLUME_CLAIMS, claims[2], "Lost")
+    await set_status(client, PERSISTENT_VOLUME_CLAIMS, claims[2], {"phase": "Lost"})
     for number in range(_RUNNING):
         volumes = [_volume(0, random.choice(claims))]
         if random.random() < 0.5:
             volumes.append({"name": "disk", **random_volumes.disk(random)})
-        await _create(client, PODS, _pod(f"r{number}", volumes, random.choice(names)))
+        await create(client, PODS, _pod(f"r{number}", volumes, random.choice(names)))
     return claims
-
-
-async def _decided(client: Client, name: str) -> tuple[str, str]:
-    """Return the node that kube-scheduler gave a pod, or "", and the message of its refusal."""
-
-    async def decided() -> tuple[str, str] | None:
-        raw = await client.request("GET", PODS.path(namespace="default", name=name))
-        found: dict[str, Any] = msgspec.json.decode(raw)
-        if node := found["spec"].get("nodeName"):
-            return node, ""
-        for condition in found["status"].get("conditions", []):
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                return "", _PREEMPTION.sub(".", condition["message"])
-        return None
-
-    answer: tuple[str, str] = await eventually(decided, seconds=40, every=0.03)
-    return answer
 
 
 Verdict = tuple[str, dict[str, dict[str, str]]]
@@ -209,9 +167,7 @@ async def _theirs(client: Client, claims: set[str]) -> dict[str, str]:
 
 async def _forget(client: Client, pod: str, claims: set[str]) -> None:
     """Take a pod, its fresh claims and what was bound to them back."""
-    await client.request(
-        "DELETE", f"{PODS.path(namespace='default', name=pod)}?gracePeriodSeconds=0"
-    )
+    await delete(client, PODS, pod)
     for claim in claims:
         await _remove(client, PERSISTENT_VOLUME_CLAIMS, claim)
     for volume in await objects(client, PERSISTENT_VOLUMES.path()):
@@ -220,7 +176,7 @@ async def _forget(client: Client, pod: str, claims: set[str]) -> None:
             continue
         if name.startswith("free-"):
             await client.patch(PERSISTENT_VOLUMES, name, b'{"spec":{"claimRef":null}}')
-            await _status(client, PERSISTENT_VOLUMES, name, "Available")
+            await set_status(client, PERSISTENT_VOLUMES, name, {"phase": "Available"})
         else:
             await _remove(client, PERSISTENT_VOLUMES, name)
 
@@ -238,65 +194,53 @@ async def _remove(client: Client, resource: Resource, name: str) -> None:
             assert error.not_found, error
 
 
-async def _compare(server: ApiServer, folder: Path, seed: int) -> None:
-    random = Random(seed)
-    stop = asyncio.Event()
+async def _compare(client: Client, server: ApiServer, folder: Path, random: Random) -> None:
     differences = []
     placed = chosen = 0
-    async with KeptClient(server.connection(), user_agent="test") as client:
-        await _clear(client)
-        bound = await _make_cluster(client, random)
-        process = SchedulerProcess(client, read_configuration(_OURS, obj="test"), seed=1)
-        task = asyncio.create_task(process.run(stop))
-        try:
-            await eventually(lambda: process.ready or task.done(), seconds=30)
-            with kube_scheduler(server, folder):
-                for number in range(_PENDING):
-                    name = f"p{number}"
-                    fresh = {}
-                    if random.random() < 0.4:
-                        for index in range(random.choice((1, 1, 2, 3))):
-                            fresh[f"{name}-{index}"] = random_volumes.fresh_claim(
-                                random, f"{name}-{index}"
-                            )
-                    used = list(fresh)
-                    if not used or random.random() < 0.4:
-                        used += random.sample(bound, random.choice((1, 1, 2)))
-                    if random.random() < 0.05:
-                        used.append("missing")
-                    volumes = [_volume(index, claim) for index, claim in enumerate(used)]
-                    if random.random() < 0.2:
-                        volumes.append({"name": "disk", **random_volumes.disk(random)})
-                    if random.random() < 0.05:
-                        volumes.append({"name": "e", "ephemeral": _template(random)})
-                    for claim in fresh.values():
-                        await _create(client, PERSISTENT_VOLUME_CLAIMS, claim)
-                    body = encode_object(PODS, _pod(name, volumes))
-                    path = PODS.path(namespace="default")
-                    shown = await client.request("POST", f"{path}?dryRun=All", body=body)
-                    shape = process.source.shape_of(decode_scheduling_pod(shown))
-                    table = process.tables.volumes
-                    await eventually(lambda: len(process.tables.bookings) == _RUNNING)
-                    await _seen(client, process)
-                    message, best = _ours(process, shape)
-                    before = {key: table.claim(f"default/{key}") for key in used}
-                    async with volume_controller(client):
-                        await client.request("POST", path, body=body)
-                        node, theirs = await _decided(client, name)
-                    got = await _theirs(client, set(fresh))
-                    await _forget(client, name, set(fresh))
-                    about = (name, node, theirs, got, message, best, before)
-                    if node:
-                        placed += 1
-                        chosen += len(got)
-                        if best.get(node) != got:
-                            differences.append(about)
-                    elif theirs != message:
+    bound = await _make_cluster(client, random)
+    async with ours(server) as process:
+        with kube_scheduler(server, folder):
+            for number in range(_PENDING):
+                name = f"p{number}"
+                fresh = {}
+                if random.random() < 0.4:
+                    for index in range(random.choice((1, 1, 2, 3))):
+                        fresh[f"{name}-{index}"] = random_volumes.fresh_claim(
+                            random, f"{name}-{index}"
+                        )
+                used = list(fresh)
+                if not used or random.random() < 0.4:
+                    used += random.sample(bound, random.choice((1, 1, 2)))
+                if random.random() < 0.05:
+                    used.append("missing")
+                volumes = [_volume(index, claim) for index, claim in enumerate(used)]
+                if random.random() < 0.2:
+                    volumes.append({"name": "disk", **random_volumes.disk(random)})
+                if random.random() < 0.05:
+                    volumes.append({"name": "e", "ephemeral": _template(random)})
+                for claim in fresh.values():
+                    await create(client, PERSISTENT_VOLUME_CLAIMS, claim)
+                body = _pod(name, volumes)
+                shown = await create(client, PODS, body, dry=True)
+                shape = process.source.shape_of(decode_scheduling_pod(shown))
+                table = process.tables.volumes
+                await eventually(lambda: len(process.tables.bookings) == _RUNNING)
+                await _seen(client, process)
+                message, best = _ours(process, shape)
+                before = {key: table.claim(f"default/{key}") for key in used}
+                async with volume_controller(client):
+                    await create(client, PODS, body)
+                    node, theirs = await decided(client, name)
+                got = await _theirs(client, set(fresh))
+                await _forget(client, name, set(fresh))
+                about = (name, node, theirs, got, message, best, before)
+                if node:
+                    placed += 1
+                    chosen += len(got)
+                    if best.get(node) != got:
                         differences.append(about)
-        finally:
-            stop.set()
-            await task
-            await _clear(client)
+                elif theirs != message:
+                    differences.append(about)
     text = "\n\n".join(str(each) for each in differences)
     assert not differences, f"{len(differences)} of {_PENDING} differ:\n{text}"
     # A cluster that takes all pods, or none, would compare only one side.
@@ -328,8 +272,17 @@ async def _seen(client: Client, process: SchedulerProcess) -> None:
     await eventually(equal)
 
 
+async def _play(server: ApiServer, folder: Path, seed: int) -> None:
+    async with KeptClient(server.connection(), user_agent="test") as client:
+        await _clear(client)
+        try:
+            await _compare(client, server, folder, Random(seed))
+        finally:
+            await _clear(client)
+
+
 @pytest.mark.parametrize("seed", [3])
 def test_verdicts_on_pods_with_volumes_are_those_of_kube_scheduler(
     server: ApiServer, tmp_path: Path, seed: int
 ) -> None:
-    asyncio.run(_compare(server, tmp_path, seed))
+    asyncio.run(_play(server, tmp_path, seed))

@@ -1,0 +1,154 @@
+"""The scheduling queue: the members of a gang are tried, held up and backed off together."""
+
+from __future__ import annotations
+
+from tests.cluster.scheduler.cycle.queues import (
+    FREED,
+    TAINT_GONE,
+    Queue,
+    counts,
+    pop,
+    popped,
+    queue,
+)
+from tests.cluster.scheduler.pending import pending
+
+
+def test_members_of_a_gang_leave_in_a_row() -> None:
+    q = queue()
+    for number in range(2):
+        for gang in ("default/b", "default/a"):
+            q.add(pending(f"{gang}-{number}", gang=gang, created=number), now=5)
+    assert popped(q, 5) == ["default/a-0", "default/a-1", "default/b-0", "default/b-1"]
+
+
+def test_a_more_important_pod_leaves_between_the_members_of_a_gang() -> None:
+    q = queue()
+    for number in range(2):
+        q.add(pending(f"g-{number}", gang="default/g"), now=0)
+    assert pop(q) == "g-0"
+    q.add(pending("important", priority=1), now=1)
+    assert popped(q, 1) == ["important", "g-1"]
+
+
+def gang_of(q: Queue, gang: str, shapes: list[str], now: float = 0.0) -> None:
+    for number, shape in enumerate(shapes):
+        q.add(pending(f"{gang}-{number}", shape, gang=gang), now)
+
+
+def test_a_refused_member_holds_up_its_whole_gang_until_it_can_be_helped() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "small", "big", "small"])
+    assert [pop(q) for _ in range(3)] == ["g-0", "g-1", "g-2"]
+    assert q.untried(["g"]) == 1
+    q.refuse_gangs("g-2", {"Taints"}, ["g"], ["g-0", "g-1"], now=0)
+    assert counts(q) == (0, 0, 4, 0)
+    assert q.untried(["g"]) == 0
+    assert q.cluster_event(FREED, now=20) == 0
+    assert q.cluster_event(TAINT_GONE, now=20) == 4
+    assert q.untried(["g"]) == 4
+    # The member that was refused is tried first.
+    assert popped(q, 20) == ["g-2", "g-0", "g-1", "g-3"]
+
+
+def test_a_gang_in_a_group_holds_up_the_others_of_the_group() -> None:
+    q = queue()
+    gang_of(q, "g", ["small"])
+    gang_of(q, "h", ["small", "small"])
+    gang_of(q, "other", ["small"])
+    assert pop(q) == "g-0"
+    q.refuse_gangs("g-0", {"Fit"}, ["g", "h"], [], now=0)
+    assert counts(q) == (1, 0, 3, 0)
+    assert popped(q) == ["other-0"]
+    assert q.cluster_event(FREED, now=20) == 3
+
+
+def test_a_new_member_makes_a_held_gang_active_with_it() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    pop(q)
+    q.refuse_gangs("g-0", {"Fit"}, ["g"], [], now=0)
+    q.add(pending("g-2", "small", gang="g"), now=0.5)
+    assert counts(q) == (0, 3, 0, 0)
+    q.advance(1)
+    assert counts(q) == (3, 0, 0, 0)
+
+
+def test_members_that_gave_their_nodes_back_wait_for_what_the_refused_one_waits_for() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    popped(q)
+    q.refuse("g-1", {"Taints"}, now=0)
+    q.return_waiting(["g-0"], ["g"], now=0)
+    assert counts(q) == (0, 0, 2, 0)
+    assert q.cluster_event(FREED, now=20) == 0
+    assert q.cluster_event(TAINT_GONE, now=20) == 2
+
+
+def test_members_that_gave_their_nodes_back_go_along_with_one_still_to_be_tried() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    assert pop(q) == "g-0"
+    q.return_waiting(["g-0"], ["g"], now=0)
+    assert counts(q) == (1, 1, 0, 0)
+    assert popped(q, 0) == ["g-1", "g-0"]
+
+
+def test_a_gang_backs_off_as_a_whole_after_an_error_of_one_member() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big", "small", "small"])
+    assert [pop(q) for _ in range(2)] == ["g-0", "g-1"]
+    q.fail_gangs("g-1", ["g"], ["g-0"], now=0)
+    assert counts(q) == (0, 4, 0, 0)
+    # No member is tried early: it would hold a node until g-1 is tried.
+    assert popped(q, 0.9) == []
+    # The member that had the error is tried first.
+    assert popped(q, 1.0) == ["g-1", "g-2", "g-3", "g-0"]
+
+
+def test_a_gang_waits_for_the_longest_back_off_of_its_members() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big", "small"])
+    for now in (0.0, 1.0):
+        assert pop(q, now) == "g-0"
+        q.fail_gangs("g-0", ["g"], [], now)
+    assert popped(q, 2.9) == []
+    assert [pop(q, 3.0) for _ in range(3)] == ["g-0", "g-1", "g-2"]
+    q.fail_gangs("g-0", ["g"], [], now=3.0)
+    q.fail_gangs("g-1", ["g"], [], now=3.5)
+    # Its time limit is over while others back off.
+    q.return_waiting(["g-2"], ["g"], now=4.0)
+    assert popped(q, 6.9) == []
+    assert sorted(popped(q, 7.0)) == ["g-0", "g-1", "g-2"]
+
+
+def test_members_that_gave_their_nodes_back_without_a_refusal_wait_for_activation() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "small"])
+    popped(q)
+    q.return_waiting(["g-0", "g-1"], ["g"], now=0)
+    assert counts(q) == (0, 0, 2, 0)
+    assert q.activate(["g-0"], now=1) == 2
+
+
+def test_an_event_moves_all_that_wait_in_the_gang() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    popped(q)
+    q.refuse("g-0", {"Fit"}, now=0)
+    q.refuse("g-1", {"Taints"}, now=0)
+    assert q.cluster_event(TAINT_GONE, now=20) == 2
+
+
+def test_a_refusal_of_the_gang_ends_the_row_of_errors_too() -> None:
+    q = queue()
+    gang_of(q, "g", ["small"])
+    for now in (0, 10, 20):
+        pop(q, now)
+        q.fail("g-0", now)
+    pop(q, 30)
+    q.refuse_gangs("g-0", {"Fit"}, ["g"], [], now=30)
+    q.activate(["g-0"], now=40)
+    pop(q, 40)
+    q.fail("g-0", now=40)
+    assert pop(q, 41) == "g-0"
