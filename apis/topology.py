@@ -289,10 +289,11 @@ class NodeCPUFacts(Struct, frozen=True):
     be_shared_pools: tuple[CPUSharedPool, ...] = ()
     cpu_manager_policy: CPUManagerPolicy = CPUManagerPolicy()
     system_qos: SystemQOSResource | None = None
+    pod_cpu_allocs: tuple[PodCPUAlloc, ...] = ()
 
 
 def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPUFacts:
-    """Return pools, kubelet policy and system CPUs; raise InputErrors naming all bad ones."""
+    """Return pools and owners of CPUs; raise InputErrors naming all bad annotations."""
     errors: list[InputError] = []
     pools: dict[str, tuple[CPUSharedPool, ...]] = {}
     for key in (ANNOTATION_CPU_SHARED_POOLS, ANNOTATION_BE_CPU_SHARED_POOLS):
@@ -314,6 +315,13 @@ def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPU
         )
     except InputError as error:
         errors.append(error)
+    pod_cpu_allocs: tuple[PodCPUAlloc, ...] = ()
+    try:
+        pod_cpu_allocs = parse_pod_cpu_allocs(
+            annotations.get(ANNOTATION_POD_CPU_ALLOCS) or "null", obj=obj
+        )
+    except InputError as error:
+        errors.append(error)
     if errors:
         raise InputErrors(errors)
     return NodeCPUFacts(
@@ -321,4 +329,5 @@ def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPU
         be_shared_pools=pools[ANNOTATION_BE_CPU_SHARED_POOLS],
         cpu_manager_policy=policy,
         system_qos=system_qos,
+        pod_cpu_allocs=pod_cpu_allocs,
     )

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from koordctl.cpus import SHARED, owned
+
 _WIDTH: Final = 960
 _HEIGHT: Final = 200
 _LEFT: Final = 56
@@ -31,10 +33,11 @@ _COLOURS: Final[Mapping[str, int]] = {
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #667085; --line: #d7dce5; --paper: #fff;
-  --c0: #2563b8; --c1: #b4560f; --c2: #18794e; --c3: #8a3ffc; --c4: #b3261e; --c5: #0f7c8a; }
+  --c0: #2563b8; --c1: #b4560f; --c2: #18794e; --c3: #8a3ffc; --c4: #b3261e; --c5: #0f7c8a;
+  --c6: #7a6a00; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e7eaf0; --soft: #9aa4b5; --line: #343b48;
   --paper: #14171c; --c0: #7db2ff; --c1: #f2a35e; --c2: #67c99a; --c3: #c3a0ff; --c4: #ff8f87;
-  --c5: #6fd3df; } }
+  --c5: #6fd3df; --c6: #d6c34a; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -232,34 +235,62 @@ def _path(times: Sequence[float], values: Sequence[float | None], x: Place, y: P
 
 
 def _cpus(topology: Mapping[str, Any] | None) -> str:
-    """Return the CPUs by NUMA node, each with its owner."""
+    """Return the CPUs by NUMA node, each in the colour of its owner, and the owners below."""
     if not topology:
         return ""
-    rows = []
+    rows, shown = [], {}
     for node in topology["nodes"]:
         cells = []
         for cpu in node["cpus"]:
-            owner = html.escape(str(cpu["owner"]))
-            index = {"": "line", "LSE": "c3", "LSR": "c0", "BE": "c2", "reserved": "c4"}.get(
-                str(cpu["class"]), "c1"
-            )
+            owners = cpu["owners"]
+            name, colour = _kind(owners[0]["class"] if owners else "")
+            shown[name] = colour
+            text = "; ".join(_owner(owner) for owner in owners) or SHARED
             cells.append(
-                f'<span class="cpu" style="border-color:var(--{index})" title="CPU {cpu["id"]},'
-                f' core {cpu["core"]}: {owner or "shared"}">{cpu["id"]}</span>'
+                f'<span class="cpu" style="border-color:var(--{colour})" title="CPU {cpu["id"]},'
+                f' core {cpu["core"]}: {html.escape(text)}">{cpu["id"]}</span>'
             )
         rows.append(f"<tr><td>NUMA node {node['id']}</td><td>{''.join(cells)}</td></tr>")
-    return f"<h2>CPUs and who owns them</h2>{_scrolled(''.join(rows))}"
+    keys = "".join(
+        f'<span class="key" style="background:var(--{shown[name]})"></span>{html.escape(name)}'
+        for name in sorted(shown)
+    )
+    owners = _rows(
+        ("CPUs", "owner", "class", "why"),
+        ((row.cpus, row.owner, row.class_, row.why) for row in owned(topology)),
+    )
+    return (
+        f"<h2>CPUs and who owns them</h2>{_scrolled(''.join(rows))}<p>{keys}</p>"
+        f"{_scrolled(owners) if owners else ''}"
+    )
 
 
-def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _kind(class_: str) -> tuple[str, str]:
+    """Return the name of a CPU's kind, and its colour. class_: of its first owner."""
+    if not class_:
+        return SHARED, "line"
+    if class_ == "reserved":
+        return class_, "c6"
+    return class_, f"c{_COLOURS.get(class_, 1)}"
+
+
+def _owner(owner: Mapping[str, Any]) -> str:
+    return f"{owner['name']} ({owner['class'] or 'class not known'})"
+
+
+def _rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return the rows of a table with their header; "" without any."""
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
         for row in rows
     )
-    if not body:
-        return ""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    return f"<h2>{html.escape(title)}</h2>{_scrolled(f'<tr>{head}</tr>{body}')}"
+    return f"<tr>{head}</tr>{body}" if body else ""
+
+
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    shown = _rows(header, rows)
+    return f"<h2>{html.escape(title)}</h2>{_scrolled(shown)}" if shown else ""
 
 
 def _scrolled(rows: str) -> str:

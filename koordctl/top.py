@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from apis.errors import printable
+from koordctl.cpus import owned
 from koordctl.tables import heading, table, when
 
 INTERVAL_S: Final = 2.0
@@ -71,12 +72,16 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
         f" {_bytes(memory['capacity'])}, system {_bytes(memory['system'])}",
     ]
     if node["pressure"]:
-        lines.append(f"  stalled {_pressure(node['pressure'])}")
+        lines.append(f"  stalled {_pressure(node['pressure']) or 'below 1 %'}")
     if best_effort["limit"] is not None:
         lines.append(
             f"  best effort may use {_cores(best_effort['limit'])} cores, uses"
             f" {_cores(best_effort['used'])}, requests {_cores(best_effort['request'])}"
         )
+    cpus = owned(answer["topology"])
+    apart = [f"{printable(row.owner)} {row.cpus}" for row in cpus if not row.uid]
+    if apart:
+        lines.append(f"  CPUs    {', '.join(apart)}")
     classes = [
         (row["class"], row["pods"], _cores(row["cpu"]), _bytes(row["memory"]))
         for row in answer["classes"]
@@ -90,6 +95,7 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
         if each["on"]
     ]
     blocks.append(table(("STRATEGY", "STEP", "DOES"), strategies, width=width))
+    of_pods = {row.uid: row.cpus for row in cpus}
     pods = [
         (
             printable(f"{pod['namespace']}/{pod['name']}"),
@@ -97,11 +103,12 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
             _cores(pod["cpu"]),
             _bytes(pod["memory"]),
             "-" if pod["throttled"] is None else f"{pod['throttled']:.0%}",
+            of_pods.get(pod["uid"], "-"),
             _pressure(pod["pressure"]) or "-",
         )
         for pod in sorted(answer["pods"], key=SORTS[sort])
     ]
-    header = ("POD", "CLASS", "CPU", "MEMORY", "THROTTLED", "STALLED")
+    header = ("POD", "CLASS", "CPU", "MEMORY", "THROTTLED", "CPUS", "STALLED")
     blocks.append(table(header, pods, width=width))
     return "\n\n".join(block for block in blocks if block)
 

@@ -220,6 +220,7 @@ class Parts:
             config.node_name,
             dynamics=self.dynamics,
             machine=lambda: self.kernel.machine,
+            inputs=lambda: self.rules.inputs,
             predictions=lambda: self.reporting.predictions,
             interval_s=float(config.measuring.interval),
         )

@@ -31,40 +31,6 @@ class Pools(msgspec.Struct, frozen=True):
     by_kubelet: tuple[PodCPUAlloc, ...]
 
 
-def packed(cpus: Sequence[Cpu], count: int) -> CpuSet:
-    """Return `count` CPUs as kubelet packs them; all of them if there are fewer.
-
-    Whole sockets first, then whole cores, then single threads; the lowest numbers first.
-    """
-    chosen: list[int] = []
-    for unit in (_socket, _core, _thread):
-        groups: dict[int, list[int]] = defaultdict(list)
-        taken = set(chosen)
-        for cpu in cpus:
-            if cpu.cpu not in taken:
-                groups[unit(cpu)].append(cpu.cpu)
-        whole: dict[int, int] = defaultdict(int)
-        for cpu in cpus:
-            whole[unit(cpu)] += 1
-        for number in sorted(groups, key=lambda number: min(groups[number])):
-            group = groups[number]
-            if len(group) == whole[number] and len(chosen) + len(group) <= count:
-                chosen += group
-    return CpuSet(chosen)
-
-
-def _socket(cpu: Cpu) -> int:
-    return cpu.socket
-
-
-def _core(cpu: Cpu) -> int:
-    return cpu.core
-
-
-def _thread(cpu: Cpu) -> int:
-    return cpu.cpu
-
-
 def pools(
     cpus: Sequence[Cpu],
     pods: Iterable[Pod],

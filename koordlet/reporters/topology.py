@@ -42,8 +42,9 @@ from apis.topology import (
 )
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
+from koordlet.qos.strategies.cpu_owners import packed, reserved_cpus
 from koordlet.reporters.allocatable import raw_allocatable
-from koordlet.reporters.cpu_pools import packed, pools
+from koordlet.reporters.cpu_pools import pools
 from koordlet.reporters.stored import Plain
 from koordlet.sources.kubelet_settings import KubeletSettings
 from linux.cpus import Cpu
@@ -100,7 +101,7 @@ def topology(facts: Facts) -> Topology:
             reservation = parse_node_reservation(reservation_text, obj=obj)
         except InputError as error:
             problems.append(f"{error}; nothing is reserved")
-    reserved = _reserved(facts.cpus, reservation)
+    reserved = NO_CPUS if reservation is None else reserved_cpus(facts.cpus, reservation)
     set_apart = reserved
     if system is not None and system.cpuset_exclusive:
         set_apart |= system.cpus
@@ -183,16 +184,6 @@ def _cpu_manager(cpus: Sequence[Cpu], kubelet: KubeletSettings | None) -> Plain:
         if reserved:
             shown["reservedCPUs"] = str(reserved)
     return shown
-
-
-def _reserved(cpus: Sequence[Cpu], reservation: NodeReservation | None) -> CpuSet:
-    """Return the CPUs that the node's annotation reserves: its list, else as many as its amount."""
-    if reservation is None:
-        return NO_CPUS
-    if reservation.reserved_cpus:
-        return reservation.reserved_cpus
-    amount = reservation.resources.get(CPU)
-    return NO_CPUS if amount is None else packed(cpus, max(amount.value(), 0))
 
 
 def _reservation(reservation: NodeReservation | None, reserved: CpuSet) -> Plain:

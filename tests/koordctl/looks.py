@@ -6,6 +6,24 @@ import math
 from typing import Any
 
 _GIB = 1 << 30
+_DB = {
+    "name": "default/db-0",
+    "class": "LSR",
+    "uid": "uid-default-LSR",
+    "why": "annotation scheduling.koordinator.sh/resource-status",
+}
+_NODE_RESERVATION = {
+    "name": "node reservation",
+    "class": "reserved",
+    "uid": "",
+    "why": "annotation node.koordinator.sh/reservation of the Node",
+}
+_SYSTEM = {
+    "name": "system class",
+    "class": "SYSTEM",
+    "uid": "",
+    "why": "annotation node.koordinator.sh/system-qos-resource of the Node: exclusive",
+}
 
 
 def look() -> dict[str, Any]:
@@ -54,8 +72,12 @@ def look() -> dict[str, Any]:
                 {
                     "id": 0,
                     "cpus": [
-                        {"id": 0, "core": 0, "owner": "default/db-0", "class": "LSR"},
-                        {"id": 1, "core": 1, "owner": "", "class": ""},
+                        {"id": 0, "core": 0, "owners": [_NODE_RESERVATION]},
+                        {"id": 1, "core": 1, "owners": [_DB]},
+                        {"id": 2, "core": 2, "owners": []},
+                        {"id": 3, "core": 3, "owners": [_DB, _SYSTEM]},
+                        {"id": 8, "core": 0, "owners": [_NODE_RESERVATION]},
+                        {"id": 9, "core": 1, "owners": []},
                     ],
                 }
             ]

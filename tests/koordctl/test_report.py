@@ -74,8 +74,44 @@ def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
     ):
         assert f">{title}<" in text, title
     assert "left by suppression: cpuset" in text
-    assert "CPU 0, core 0: default/db-0" in text
-    assert "CPU 1, core 1: shared" in text
+
+
+def test_each_cpu_has_its_owners_and_each_owner_its_cpus() -> None:
+    text = page(hour(), look())
+    for title in (
+        "CPU 0, core 0: node reservation (reserved)",
+        "CPU 1, core 1: default/db-0 (LSR)",
+        "CPU 2, core 2: shared",
+        "CPU 3, core 3: default/db-0 (LSR); system class (SYSTEM)",
+    ):
+        assert f'title="{title}"' in text, title
+    colours = dict(
+        re.findall(r'border-color:var\(--(\w+)\)" title="CPU \d+, core \d+: (.+?)"', text)
+    )
+    assert len(colours) == 3  # of the reservation, of LSR pods, of shared CPUs
+    for colour in colours:
+        assert f'<span class="key" style="background:var(--{colour})">' in text
+        assert f"--{colour}: #" in text
+    rows = re.findall(r"<tr>((?:<td>[^<]*</td>){4})</tr>", text)
+    owners = [re.findall(r"<td>([^<]*)</td>", row) for row in rows]
+    assert [row for row in owners if row[1] != "BECPUSuppress"] == [
+        ["0,8", "node reservation", "reserved",
+         "annotation node.koordinator.sh/reservation of the Node"],
+        ["1,3", "default/db-0", "LSR", "annotation scheduling.koordinator.sh/resource-status"],
+        ["3", "system class", "SYSTEM",
+         "annotation node.koordinator.sh/system-qos-resource of the Node: exclusive"],
+        ["2,9", "shared", "-", "pods without CPUs of their own"],
+    ]  # fmt: skip
+
+
+def test_without_an_owner_there_is_no_table_of_owners() -> None:
+    answer = look()
+    for node in answer["topology"]["nodes"]:
+        for cpu in node["cpus"]:
+            cpu["owners"] = []
+    text = page(hour(), answer)
+    assert 'title="CPU 0, core 0: shared"' in text
+    assert "<th>owner</th>" not in text
 
 
 def test_prediction_stands_beside_what_came() -> None:

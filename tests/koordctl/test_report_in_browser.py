@@ -38,6 +38,15 @@ _LINES = """
 """For each chart, for each of its lines: is it drawn, within the chart, in a visible colour?"""
 
 
+_CPU_COLOURS = """
+Object.fromEntries([...document.querySelectorAll('.cpu')].map(cpu =>
+  [cpu.textContent, getComputedStyle(cpu).borderTopColor]))
+"""
+_KEY_COLOURS = """
+[...document.querySelectorAll('p .key')].map(key => getComputedStyle(key).backgroundColor)
+"""
+
+
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Page]:
     with browser() as made:
@@ -85,6 +94,19 @@ def test_the_report_follows_the_readers_colour_scheme(tab: Page, report: str, sc
     assert (paper > ink) == (scheme == "light")
     # WCAG 2.1's contrast of 7:1, its best grade.
     assert (max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 7
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_owners_of_cpus_have_colours_of_their_own(tab: Page, report: str, scheme: str) -> None:
+    _show(tab, report, scheme=scheme)
+    borders = tab.evaluate(_CPU_COLOURS)
+    reserved, pod, shared = borders["0"], borders["1"], borders["2"]
+    assert len({reserved, pod, shared}) == 3
+    assert borders == {
+        "0": reserved, "8": reserved, "1": pod, "3": pod, "2": shared, "9": shared,
+    }  # fmt: skip
+    # Each colour is explained below the CPUs.
+    assert set(tab.evaluate(_KEY_COLOURS)) >= {reserved, pod, shared}
 
 
 def test_a_page_with_faults_is_noticed(tab: Page, tmp_path: Path) -> None:

@@ -29,11 +29,31 @@ def test_a_look_shows_the_node_its_classes_strategies_and_pods() -> None:
         "5.1",
         "GiB",
         "25%",
+        "-",
         "cpu",
         "some",
         "3",
         "%",
     ]
+
+
+def test_a_look_shows_who_has_the_cpus() -> None:
+    shown = screen(look(), width=140)
+    assert "  CPUs    node reservation 0,8, system class 3, shared 2,9\n" in shown
+    [database] = [line for line in shown.splitlines() if "default/db-0" in line]
+    assert database.split() == ["default/db-0", "LSR", "2.00", "2.0", "GiB", "-", "1,3", "-"]
+
+
+def test_a_node_without_owned_cpus_has_no_line_for_them() -> None:
+    answer = look()
+    answer["topology"]["nodes"][0]["cpus"] = [{"id": 0, "core": 0, "owners": []}]
+    assert "CPUs  " not in screen(answer, width=140)
+
+
+def test_a_node_whose_tasks_hardly_wait_says_so() -> None:
+    answer = look()
+    answer["node"]["pressure"] = {"cpu.some.avg10": 0.4}
+    assert "stalled below 1 %\n" in screen(answer, width=140)
 
 
 @pytest.mark.parametrize(

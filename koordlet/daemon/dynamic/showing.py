@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from hooks.facts import NodeInputs
 from hooks.subject import Pod
 from koordlet.daemon.dynamic.dynamics import Dynamics
-from koordlet.exposition.overview import History, Plain, Readable, class_of, overview
+from koordlet.exposition.cpu_owners import topology
+from koordlet.exposition.overview import History, Plain, Readable, overview
 from koordlet.node.hardware import Machine
 from koordlet.prediction.peak import Predictions
-from koordlet.qos.strategies.cpu_owners import allocated
 from koordlet.qos.strategy import Note
 
 _RECENT_S: Final = 30.0
@@ -33,14 +34,16 @@ class Showing:
         *,
         dynamics: Dynamics,
         machine: Callable[[], Machine | None],
+        inputs: Callable[[], NodeInputs],
         predictions: Callable[[], Predictions | None],
         interval_s: float,
     ) -> None:
-        """name: the node's. machine: returns what is known of it. predictions: returns what the
-        last report predicted. interval_s: of the samples."""
+        """name: the node's. machine: returns what is known of it. inputs: returns those of the
+        rules. predictions: returns what the last report predicted. interval_s: of the samples."""
         self._name = name
         self._dynamics = dynamics
         self._machine = machine
+        self._inputs = inputs
         self._predictions = predictions
         self._interval_s = interval_s
         self._lock = threading.Lock()
@@ -112,7 +115,8 @@ class Showing:
             return self._history.plain()
 
     def _topology(self, machine: Machine) -> Plain:
-        return topology(machine, (view.pod for view in self._dynamics.views))
+        pods = (view.pod for view in self._dynamics.views)
+        return topology(machine.cpus, pods, self._inputs())
 
     def _overview(self, measured: Readable) -> Plain | None:
         machine = self._machine()
@@ -126,26 +130,6 @@ class Showing:
             memory_bytes=machine.memory_bytes,
             interval_s=self._interval_s,
         )
-
-
-def topology(machine: Machine, pods: Iterable[Pod]) -> Plain:
-    """Return the machine's CPUs by NUMA node, each with the pod that it is allocated to."""
-    owners: dict[int, Pod] = {}
-    for pod in pods:
-        if not pod.ended:
-            owners |= dict.fromkeys(allocated(pod), pod)
-    nodes: dict[int, list[Plain]] = {}
-    for cpu in machine.cpus:
-        owner = owners.get(cpu.cpu)
-        nodes.setdefault(cpu.node, []).append(
-            {
-                "id": cpu.cpu,
-                "core": cpu.core,
-                "owner": f"{owner.namespace}/{owner.name}" if owner else "",
-                "class": str(class_of(owner)) if owner else "",
-            }
-        )
-    return {"nodes": [{"id": node, "cpus": nodes[node]} for node in sorted(nodes)]}
 
 
 def _label(name: str, labels: Iterable[tuple[str, str]]) -> str:

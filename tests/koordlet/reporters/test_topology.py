@@ -18,7 +18,8 @@ from apis.qos import KubeQoS
 from apis.topology import parse_node_cpu_facts
 from hooks.facts import NodeMeta
 from hooks.subject import Pod, make_pod
-from koordlet.reporters.cpu_pools import packed, pools
+from koordlet.qos.strategies.cpu_owners import packed
+from koordlet.reporters.cpu_pools import pools
 from koordlet.reporters.topology import Facts, merged, new_object, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
 from linux.cpus import Cpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from apis.keys import ANNOTATION_NODE_RESERVATION
 from koordctl.report import page
 from koordctl.top import screen
 from koordlet.prediction.peak import Both, Prediction, Predictions
@@ -13,7 +14,11 @@ from tests.koordlet.daemon.bed import ONE_CPU, SLO, node, node_object, run, unti
 def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
     async def test() -> None:
         async with node() as n:
-            n.put(SLO, node_object("1.25"))
+            manifest = node_object("1.25")
+            manifest["metadata"]["annotations"][ANNOTATION_NODE_RESERVATION] = (
+                '{"reservedCPUs":"0"}'
+            )
+            n.put(SLO, manifest)
             pod = n.kubelet.add_pod(ONE_CPU)
             async with n.running() as daemon:
                 await n.run_pod(pod)
@@ -41,6 +46,9 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 assert {each["name"] for each in look["strategies"]} >= {"CPUEvict"}
                 cpus = [cpu for each in look["topology"]["nodes"] for cpu in each["cpus"]]
                 assert {cpu["id"] for cpu in cpus} == set(n.kernel.online_cpus)
+                owners = {cpu["id"]: [each["name"] for each in cpu["owners"]] for cpu in cpus}
+                assert owners.pop(0) == ["node reservation"] and not any(owners.values())
+                assert "node reservation 0, shared 1" in screen(look)
                 assert f"{row['namespace']}/{row['name']}" in screen(look)
                 await until("a point", lambda: showing.history()["times"])
                 status, history = await n.ask("GET", "/history")

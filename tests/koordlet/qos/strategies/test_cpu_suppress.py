@@ -357,6 +357,17 @@ def lse(name: str, text: str, phase: str = "Running") -> Pod:
         ((lse("a", "0-1,8-9"), LSR_0), {}, "2-7,10-15"),  # named by both: the stricter class
         ((LSR_0, lse("a", "0-1,8-9")), {}, "2-7,10-15"),
         ((), {ANNOTATION_NODE_RESERVATION: {"reservedCPUs": "0,8"}}, "1-7,9-15"),
+        # An amount reserves the CPUs that kubelet would choose: sockets, cores, then threads.
+        ((), {ANNOTATION_NODE_RESERVATION: {"resources": {"cpu": "1500m"}}}, "1-7,9-15"),
+        ((), {ANNOTATION_NODE_RESERVATION: {"resources": {"cpu": "3"}}}, "2-7,9-15"),
+        ((), {ANNOTATION_NODE_RESERVATION: {"resources": {"cpu": "8"}}}, "4-7,12-15"),
+        ((), {ANNOTATION_NODE_RESERVATION: {"resources": {"memory": "8Gi"}}}, "0-15"),
+        # The list counts where there are both.
+        (
+            (),
+            {ANNOTATION_NODE_RESERVATION: {"resources": {"cpu": "8"}, "reservedCPUs": "0,8"}},
+            "1-7,9-15",
+        ),
         ((), {ANNOTATION_SYSTEM_QOS_RESOURCE: {"cpuset": "14-15"}}, "0-13"),
         (
             (),
