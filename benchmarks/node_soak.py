@@ -1,12 +1,19 @@
 """What koordlet costs over an hour on a full node on which pods come and go, beside a Go plugin.
 
     python -m benchmarks.node_soak --minutes 60 --other './constant -socket {socket}'
+    python -m benchmarks.node_soak --minutes 5 --lives 500 --all-collectors
 
 A whole `koordlet run` with real cgroups: 110 best-effort pods with two containers each run all the
 time, measured every second by the default collectors, with the default strategies on; beside them
 pods live and end, `--lives` of them spread evenly over the time. Between koordlet's lives the other
 plugin lives the same ones in groups of its own (which plugin, and what a life is, stands in
 `benchmarks.nri_hook_latency`). Needs root.
+
+With `--all-collectors` the gates of all collectors are on, each reads at every second where it has
+an interval of its own to set (events are counted for 10 s of each minute, as always), and each
+container that stays has a process: every tenth starts a program twice a second, the others sleep.
+Which collectors the machine could carry, what each one's last round took, and why another is
+unavailable, is printed before the figures and after them.
 
 A line every `--every` minutes: koordlet's share of one core, resident memory and open files, the
 duration of a sampling round, and CreateContainer of both plugins since the line before. The last
@@ -34,7 +41,14 @@ from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main
-from benchmarks.whole_daemon import IN_MEMORY, cpu_seconds, koordlet, node, resident_mb
+from benchmarks.whole_daemon import (
+    IN_MEMORY,
+    cpu_seconds,
+    koordlet,
+    node,
+    processes,
+    resident_mb,
+)
 from koordctl.client import Client
 from tests.beds.groups import kubepods
 
@@ -47,6 +61,23 @@ _ALIVE: Final = 10
 """Pods beside those that stay: each life ends the oldest of them."""
 _START_S: Final = 10.0
 """The start is not part of the cost."""
+_BUSY: Final = 10
+"""With --all-collectors one container in so many works. Chosen: most containers of a node wait."""
+_GATES: Final = (
+    "PSICollector",
+    "CPICollector",
+    "ColdPageCollector",
+    "ResctrlCollector",
+    "Accelerators",
+    "RDMADevices",
+)
+"""All gates of collectors, and of the devices that they find."""
+_EACH_SECOND: Final = {
+    "psiInterval": "1s",
+    "coldPageInterval": "1s",
+    "resctrl": True,
+    "resctrlInterval": "1s",
+}
 
 
 @dataclass(slots=True)
@@ -96,7 +127,7 @@ def main() -> None:
     options = _options()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
-        ours, cost = _koordlet(stack, folder, options.pods)
+        ours, cost = _koordlet(stack, folder, options.pods, every=options.all_collectors)
         plugins = [ours]
         if options.other:
             plugins.append(_other(stack, folder, options.other))
@@ -104,7 +135,11 @@ def main() -> None:
             plugin.lives.fill()
         time.sleep(_START_S)
         print(f"{options.pods} pods that stay, {os.cpu_count()} CPUs", flush=True)
+        if options.all_collectors:
+            _collectors(cost.client)
         _live(plugins, cost, options)
+        if options.all_collectors:
+            _collectors(cost.client)
         grown = sum(each.stat().st_size for each in (folder / "run").rglob("*") if each.is_file())
         status = cost.client.get("/status")
         print(
@@ -150,7 +185,18 @@ def _creations(seconds: list[list[float]]) -> None:
     print(text, flush=True)
 
 
-def _koordlet(stack: ExitStack, folder: Path, count: int) -> tuple[_Plugin, _Cost]:
+def _collectors(client: Client) -> None:
+    """Print each collector with its last round, or with what it lacks."""
+    for each in client.get("/status")["measuring"]["collectors"]:
+        text = f"    collector {each['name']}: {each['state']}"
+        if each["state"] == "ready":
+            text += f", every {each['intervalSeconds']:g} s, {each['series']} series"
+            text += f", last round {each['tookMs']:.1f} ms"
+        print(text + (f": {each['error']}" if each["error"] else ""), flush=True)
+
+
+def _koordlet(stack: ExitStack, folder: Path, count: int, *, every: bool) -> tuple[_Plugin, _Cost]:
+    """every: with all collectors, and a process in each container."""
     groups = stack.enter_context(kubepods())
     for part in ("objects", "run"):
         (folder / part).mkdir(mode=0o755)
@@ -172,7 +218,12 @@ def _koordlet(stack: ExitStack, folder: Path, count: int) -> tuple[_Plugin, _Cos
         "kubepodsRoot": groups.path.strip("/"),
         "http": {"address": ""},
     }
+    if every:
+        config["featureGates"] = dict.fromkeys(_GATES, True)
+        config["measuring"] = _EACH_SECOND
     pods, containers = node(groups, count)
+    if every:
+        stack.enter_context(processes(groups, containers, busy=len(containers) // _BUSY))
     driver = Driver(str(folder / "nri.sock"))
     stack.callback(driver.close)
     process = stack.enter_context(koordlet(folder, config, log=folder / "log"))
@@ -206,6 +257,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lives", type=int, default=10_000, help="of each plugin (%(default)s)")
     parser.add_argument("--minutes", type=float, default=60.0, help="in all (%(default)s)")
     parser.add_argument("--every", type=float, default=5.0, help="minutes a line (%(default)s)")
+    parser.add_argument(
+        "--all-collectors", action="store_true", help="run every collector; see above"
+    )
     return parser.parse_args()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import yaml
@@ -22,6 +23,9 @@ IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 """Where a run directory belongs: on a tmpfs, as a node's /run is. On a disk's file system the first
 store into a page of the staged requests waits for the disk's journal after each write-back."""
 
+_SLEEPS: Final = ("sleep", "infinity")
+_WORKS_A_LITTLE: Final = ("sh", "-c", "while :; do sleep 0.5; done")
+"""Starts two processes a second: some milliseconds of CPU, page faults and ended threads."""
 _KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 
 
@@ -38,6 +42,27 @@ def node(groups: Kubepods, count: int) -> tuple[list[nri.PodSandbox], list[nri.C
             groups.make(a_container.linux.cgroups_path)
             containers.append(a_container)
     return pods, containers
+
+
+@contextmanager
+def processes(
+    groups: Kubepods, containers: Sequence[nri.Container], *, busy: int
+) -> Iterator[None]:
+    """A process in each container's group: the first `busy` ones work a little, others sleep."""
+    started: list[psutil.Popen] = []
+    try:
+        for number, each in enumerate(containers):
+            command = _WORKS_A_LITTLE if number < busy else _SLEEPS
+            process = psutil.Popen([*DIES_WITH_US, *command], stdout=subprocess.DEVNULL)
+            started.append(process)
+            for hierarchy in groups.hierarchies:
+                group = hierarchy / each.linux.cgroups_path.lstrip("/")
+                (group / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @contextmanager

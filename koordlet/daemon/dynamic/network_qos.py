@@ -291,25 +291,6 @@ class NetworkQos:
             "failures": status.failures,
         }
 
-    def gauges(self) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Return the series of the metrics, by name without `koordlet_`. Any thread."""
-        status = self.status
-        made: list[tuple[str, tuple[tuple[str, str], ...], float]] = [
-            ("network_qos_on", (), float(status.on)),
-            ("network_qos_problems", (), float(len(status.problems))),
-        ]
-        if status.on and status.classes:
-            leaves = [each for each in status.classes.values() if each.quantum]
-            made += [
-                ("network_qos_class_ceil_bits", (("class", name_of(each.minor)),), each.ceil * 8.0)
-                for each in leaves
-                if each.minor in SHARED
-            ]
-            own = sum(each.minor not in SHARED for each in leaves)
-            made.append(("network_qos_limited_pods", (), float(own)))
-            made.append(("network_qos_members", (), float(len(status.members))))
-        return made
-
 
 def _classes(status: NetworkQosStatus) -> list[dict[str, Any]]:
     """Return the classes in force that packets are in, each shared one with its group's rate."""

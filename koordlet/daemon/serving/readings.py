@@ -11,6 +11,7 @@ from koordlet.daemon.parts import Parts
 from koordlet.decisions.decider import RepairKey, TimingKey
 from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
+from koordlet.exposition.network_metrics import of_network
 from koordlet.exposition.node_metrics import of_usage
 from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.measurement.sampler import SamplerStatus
@@ -127,7 +128,12 @@ class DaemonReadings:
             usage = of_usage(
                 lambda metric: view.latest_of(metric, within_s=within_s), parts.dynamics.host_apps
             )
-        return [*of_strategies, *parts.reporting.gauges, *parts.network_qos.gauges(), *usage]
+        return [
+            *of_strategies,
+            *parts.reporting.gauges,
+            *of_network(parts.network_qos.status),
+            *usage,
+        ]
 
     @property
     def allocatable(self) -> Mapping[str, int] | None:

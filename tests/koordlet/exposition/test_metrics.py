@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.koordlet.daemon.bed import SLO, node, node_object, request
+from tests.koordlet.daemon.bed import NODE, SLO, node, node_object, request
 from tests.simulated.kubelet import Limits
 
 _PATHS = ("/metrics", "/internal-metrics", "/external-metrics")
@@ -30,13 +30,25 @@ UPSTREAMS = {
 }
 """Upstream's series of hooks and executor (docs/facts/koordlet.md, "Metrics"), on any node."""
 
+_TOPOLOGY = {
+    "apiVersion": "topology.node.k8s.io/v1alpha1",
+    "kind": "NodeResourceTopology",
+    "metadata": {
+        "name": NODE,
+        "annotations": {
+            f"node.koordinator.sh/{pool}": '[{"socket":0,"node":0,"cpuset":"0-1"}]'
+            for pool in ("cpu-shared-pools", "be-cpu-shared-pools")
+        },
+    },
+}
+
 
 async def scrapes() -> dict[str, str]:
     """Return the three pages of a daemon with one container that was adjusted."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = probe.getsockname()[:2]
     async with node(http={"address": f"127.0.0.1:{address[1]}"}) as n:
-        n.put(SLO, node_object("1.25"))
+        n.put(SLO, node_object("1.25"), _TOPOLOGY)
         pod = n.kubelet.add_pod(Limits(cpu_request_milli=1000, cpu_limit_milli=1000))
         async with n.running():
             await n.run_pod(pod)

@@ -11,6 +11,7 @@ import pytest
 
 from hooks.subject import PodSubject
 from koordlet.executor.network import FILE_NAME
+from koordlet.exposition.network_metrics import of_network
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Driver, Layout
 from linux.host import Host
@@ -238,7 +239,7 @@ def test_the_device_of_the_default_route(route: str, route6: str, device: str) -
 def test_gauges_are_finite_and_name_the_classes(bed: Bed) -> None:
     bed.network.error = PermissionError(1, "Operation not permitted")
     bed.qos.look()
-    assert {name: value for name, _, value in bed.qos.gauges()} == {
+    assert {name: value for name, _, value in of_network(bed.qos.status)} == {
         "network_qos_on": 1.0,
         "network_qos_problems": 1.0,
     }
