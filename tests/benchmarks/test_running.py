@@ -66,13 +66,17 @@ def test_a_daemon_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.cgroups
-def test_a_soak_that_is_ended_takes_its_koordlet_along() -> None:
-    command = [sys.executable, "-m", "benchmarks.node_soak", "--pods", "2", "--minutes", "60"]
+@pytest.mark.parametrize("more", [(), ("--all-collectors",)], ids=["groups", "processes"])
+def test_a_soak_that_is_ended_takes_its_koordlet_along(more: tuple[str, ...]) -> None:
+    options = ["--pods", "2", "--minutes", "60", *more]
+    command = [sys.executable, "-m", "benchmarks.node_soak", *options]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL) as soak:
         program = psutil.Process(soak.pid)
 
         def daemon() -> list[psutil.Process]:
-            return [each for each in program.children() if "koordlet.main" in each.cmdline()[-4]]
+            return [
+                each for each in program.children() if "koordlet.main" in " ".join(each.cmdline())
+            ]
 
         try:
             wait_until(lambda: groups_of(soak.pid) and daemon(), "koordlet runs", timeout_s=60)
