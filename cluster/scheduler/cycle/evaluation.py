@@ -118,10 +118,23 @@ class Evaluation:
         order = self.tables.nodes.order[ties] ^ np.uint64(salt)
         return int(ties[order.argmin()])
 
+    def drawn(self, salt: int, *, without: Sequence[int] = ()) -> int | None:
+        """Return a row that is drawn by `salt`, whatever its total, or None."""
+        feasible = self.feasible[~np.isin(self.feasible, without)]
+        if not len(feasible):
+            return None
+        return int(feasible[(self.tables.nodes.order[feasible] ^ np.uint64(salt)).argmin()])
+
     def only(self, row: int | None) -> Evaluation:
         """Return the same verdicts with no other row than this one to choose from."""
         here = self.feasible == (-1 if row is None else row)
         return replace(self, feasible=self.feasible[here], totals=self.totals[here])
+
+    def with_last(self, row: int) -> tuple[Evaluation, Evaluation]:
+        """Return the same verdicts without a row to choose from, and with this row alone."""
+        others = self.feasible != row
+        rest = replace(self, feasible=self.feasible[others], totals=self.totals[others])
+        return rest, self.only(row)
 
     def first(self, rows: Iterable[int], *, without: Container[int] = ()) -> int | None:
         """Return the first of `rows` that is feasible, or None."""

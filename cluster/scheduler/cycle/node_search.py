@@ -2,7 +2,8 @@
 
 Where pods are in the way only by the amounts that they request, all nodes are compared. Where other
 plugins hold a node back, nodes are tried one by one, in the order of what the amounts alone would
-cost, up to the number that the arguments give.
+cost, up to the number that the arguments give. Where there are more nodes, a part of those that are
+tried is drawn: nodes that refuse a pod each time do not keep it from the others for ever.
 """
 
 from __future__ import annotations
@@ -128,23 +129,37 @@ class NodeSearch:
         )
 
     def confirmed(
-        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64], most: int
-    ) -> Iterator[Candidate]:
-        """Yield the nodes that take the pod once their victims are gone, the cheapest first.
+        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64]
+    ) -> Iterator[tuple[int, Candidate | None]]:
+        """Yield the rows to try, the cheapest first, each with its victims.
 
-        most: how many nodes are looked at.
+        None stands for a row that refuses the pod without these victims, as where the exact
+        allocation fails. Others of its pods may be in the way: `tried` finds them.
         """
         order = costs.order(ties[costs.rows])
         # A node that no eviction is needed for is held back by what evictions do not change, such
         # as an extender.
-        for element in order[costs.count[order] > 0][:most]:
+        needed = order[costs.count[order] > 0]
+        for element in needed[self._some_of(ties[costs.rows[needed]])]:
             candidate = costs.candidate(int(element), self._tables)
             with Trial(self._tables) as trial:
                 for victim in candidate.victims:
                     trial.remove(victim.uid)
                 fits = self._checks.fits(pod, candidate.row)
-            if fits:
-                yield candidate
+            yield candidate.row, candidate if fits else None
+
+    def _some_of(self, ties: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the places of the nodes that one search tries, ascending.
+
+        ties: of all nodes, the cheapest first. The first half of those that are tried are the
+        cheapest; the others are drawn from the rest, so that each node is tried some time.
+        """
+        most = self._arguments.most_tried(self._tables.nodes.count)
+        if len(ties) <= most:
+            return np.arange(len(ties))
+        first = most - most // 2
+        drawn = first + np.argsort(ties[first:])[: most // 2]
+        return np.concatenate((np.arange(first), np.sort(drawn)))
 
     def tried(
         self,
@@ -186,8 +201,9 @@ class NodeSearch:
         requested = next((each.looked_at(pod.shape) for each in fit), None)
         bounds = self._by_amounts(pod, rows, requested, may_be_victim)
         order = bounds.order(ties[bounds.rows])
-        first = [(int(bounds.rows[at]), int(bounds.highest[at])) for at in order]
         # There a pod may fit in what is reserved, which the amounts of the node do not show.
         inside = np.setdiff1d(np.intersect1d(rows, self._rows_with_reservations()), bounds.rows)
-        order_of_rows = [(int(row), NO_VICTIM) for row in inside] + first
-        return order_of_rows[: self._arguments.most_tried(self._tables.nodes.count)]
+        in_order = np.concatenate((inside, bounds.rows[order]))
+        highest = np.concatenate((np.full(len(inside), NO_VICTIM), bounds.highest[order]))
+        tried = self._some_of(ties[in_order])
+        return list(zip(in_order[tried].tolist(), highest[tried].tolist(), strict=True))

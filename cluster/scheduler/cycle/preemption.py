@@ -24,7 +24,6 @@ No I/O and no clock. docs/facts/scheduler.md, "Preemption".
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -62,11 +61,6 @@ _NONE_AGREED: Final = "preemption: extenders agree to none of the nodes that cou
 _NOT_ANY_MORE: Final = (
     "preemption: none of the nodes that extenders agreed to can be freed any more."
 )
-
-_MOST_CONFIRMED: Final = 16
-"""Of the nodes whose victims follow from amounts, so many are tried, the cheapest first, until a
-trial confirms one; then the search goes on with the nodes whose victims only trials find. Chosen:
-filters and amounts disagree by defects only, or where the exact allocation is refused."""
 
 _MOST_PROPOSED: Final = 32
 """Nodes that extenders are asked about; chosen. kube-scheduler asks about as many as it tries, 100
@@ -165,7 +159,13 @@ class Preemption:
             return not_helpful(tables)
         ties = tables.nodes.order ^ np.uint64(salt)
         costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, may_be_victim)
-        best = next(self._nodes.confirmed(pod, costs, ties, _MOST_CONFIRMED), None)
+        best = None
+        refused: list[int] = []
+        for row, best in self._nodes.confirmed(pod, costs, ties):
+            if best is not None:
+                break
+            refused.append(row)
+        by_hand = np.union1d(by_hand, np.array(refused, dtype=np.intp))
         if len(by_hand):
             best = self._nodes.tried(pod, by_hand, evaluation, ties, may_be_victim, best)
         if best is None:
@@ -202,8 +202,16 @@ class Preemption:
         ties = tables.nodes.order ^ np.uint64(salt)
         may_be_victim = self.victims_for(pod)
         costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, may_be_victim)
-        confirmed = self._nodes.confirmed(pod, costs, ties, _MOST_TRIED_TO_PROPOSE)
-        found = list(islice(confirmed, _MOST_PROPOSED))
+        found: list[Candidate] = []
+        refused: list[int] = []
+        for number, (row, confirmed) in enumerate(self._nodes.confirmed(pod, costs, ties)):
+            if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):
+                break
+            if confirmed is None:
+                refused.append(row)
+            else:
+                found.append(confirmed)
+        by_hand = np.union1d(by_hand, np.array(refused, dtype=np.intp))
         in_order = self._nodes.in_order(pod, by_hand, evaluation, ties, may_be_victim)
         for number, (row, _) in enumerate(in_order):
             if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):

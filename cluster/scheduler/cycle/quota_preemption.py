@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+
 from apis.keys import DEFAULT_QUOTA
 from cluster.scheduler.cycle.evaluation import Evaluator
 from cluster.scheduler.cycle.nomination import Nominator
@@ -31,10 +33,11 @@ from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
 _MOST_ALLOCATIONS: Final = 16
-"""Nodes that pass all filters and refuse the exact allocation, until one is freed instead. Chosen:
-as many as DefaultPreemption confirms."""
+"""Nodes that pass all filters and refuse the exact allocation, until one is freed instead: half of
+them the best ones, the others drawn. Chosen: 16 allocations take 5 ms."""
 _MOST_TRIED: Final = 100
-"""Nodes that are tried one by one; the least number of DefaultPreemption."""
+"""Nodes that are tried one by one, drawn if there are more; the least number of
+DefaultPreemption."""
 _VICTIMS_END: Final = "preemption: not eligible due to terminating pods of the same quota."
 _NO_VICTIMS: Final = "preemption: no pods of lower priority in the same quota make room."
 
@@ -98,7 +101,9 @@ class QuotaPreemption:
         ]
         if self._nominator.node_of(pod.uid) and any(map(being_evicted, potential)):
             return NotFound(_VICTIMS_END, waits=True)
-        found = self._anywhere(pod, potential, salt) or self._on_one_node(pod, potential, quota)
+        found = self._anywhere(pod, potential, salt) or self._on_one_node(
+            pod, potential, quota, salt
+        )
         return found or NotFound(_NO_VICTIMS)
 
     def _may_be_victim(self, shape: PodShape, quota: QuotaNode) -> bool:
@@ -147,19 +152,22 @@ class QuotaPreemption:
             return None
         tried: list[int] = []
         while len(tried) < _MOST_ALLOCATIONS:
-            row = evaluation.best(salt, without=tried)
+            pick = evaluation.best if len(tried) < _MOST_ALLOCATIONS // 2 else evaluation.drawn
+            row = pick(salt, without=tried)
             if row is None or self._checks.fits(pod, row):
                 return row
             tried.append(row)
         return None
 
     def _on_one_node(
-        self, pod: PendingPod[PodShape], potential: Sequence[Booking], quota: QuotaNode
+        self, pod: PendingPod[PodShape], potential: Sequence[Booking], quota: QuotaNode, salt: int
     ) -> Candidate | None:
         """Return the cheapest node that takes the pod without victims of its quota there."""
+        order, drawn = self._tables.nodes.order, np.uint64(salt)
         rows = {self._tables.nodes.row(booking.node) for booking in potential}
+        known = (row for row in rows if row is not None)
         found = []
-        for row in sorted(each for each in rows if each is not None)[:_MOST_TRIED]:
+        for row in sorted(known, key=lambda row: int(order[row] ^ drawn))[:_MOST_TRIED]:
             candidate = by_trial(
                 self._checks,
                 pod,
@@ -170,5 +178,4 @@ class QuotaPreemption:
             )
             if candidate is not None:
                 found.append(candidate)
-        order = self._tables.nodes.order
         return min(found, key=lambda each: (each.cost, order[each.row]), default=None)

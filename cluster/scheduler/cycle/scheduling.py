@@ -51,6 +51,10 @@ _MOST_TRIES: Final = 64
 given up for this time. The filters predict allocations nearly always; a pod that meets 64 wrong
 predictions waits for the next change instead of holding up the others."""
 
+_BEST_TRIES: Final = _MOST_TRIES // 2
+"""So many of these have the best totals. The others are drawn, at each attempt again: nodes that
+refuse a pod each time do not keep it from one further down for ever."""
+
 _MIX: Final = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: consecutive numbers times this differ in all bits."""
 
@@ -182,12 +186,14 @@ class Scheduling:
         opinion: Opinion | None = None,
         node: str = "",
         together: frozenset[str] = frozenset(),
+        avoid: str = "",
     ) -> Placed | Unplaced:
         """Choose a node for a pod and book it there.
 
         key: namespace/name. profile: the scheduler name. now: seconds since 1970. opinion: what
         extenders say about its nodes. node: the only one that may be chosen; "" for any. together:
         gangs whose nominated pods do not count, because `node` is part of a plan for all of them.
+        avoid: a node that is chosen only if no other one takes the pod.
         """
         evaluator = self._evaluators[profile]
         name = key.partition("/")[2]
@@ -200,8 +206,10 @@ class Scheduling:
         # The nominated node mostly takes the pod: what is promised elsewhere is looked at only if
         # it does not.
         planned = self.tables.nodes.row(node) if node else None
+        avoided = self.tables.nodes.row(avoid) if avoid else None
+        at_large = nominated is None or node or nominated == avoided
         checks = self._checks[profile].apart_from(together) if together else self._checks[profile]
-        for only in (planned,) if nominated is None or node else (nominated, None):
+        for only in (planned,) if at_large else (nominated, None):
             try:
                 promises = self._promises(key, uid, shape, checks, only)
                 evaluation = evaluator.evaluate(shape, promises)
@@ -213,7 +221,10 @@ class Scheduling:
             if node or only is not None:
                 choice = evaluation.only(only)
             evaluated = timings.clock()
-            found = self._choose(evaluator.profile, shape, choice, nominated, refusing)
+            found = None
+            choices = choice.with_last(avoided) if avoided is not None else (choice,)
+            for part in choices:
+                found = found or self._choose(evaluator.profile, shape, part, nominated, refusing)
             if found is None:
                 if refusing:
                     timings.step(RESERVE, UNSCHEDULABLE, timings.clock() - evaluated)
@@ -271,7 +282,8 @@ class Scheduling:
         while len(refusing) < _MOST_TRIES:
             row = choice.first(preferred, without=refusing)
             if row is None:
-                row = choice.best(self._salt, without=tuple(refusing))
+                pick = choice.best if len(refusing) < _BEST_TRIES else choice.drawn
+                row = pick(self._salt, without=tuple(refusing))
             if row is None:
                 return None
             allocation = self._allocate(profile, shape, row)
