@@ -141,6 +141,10 @@ class Attempts:
         self._held: dict[str, _Held] = {}
         self._asked: dict[str, PendingPod[PodShape]] = {}
         """Pods that extenders are asked about, by UID."""
+        self._locked: dict[str, str] = {}
+        """UID -> the node whose lock another pod kept, so that the pod was not bound there. Its
+        next attempt takes another node if there is one: a node whose device plugin hangs keeps its
+        devices free, so it stays the best one for each pod in turn."""
         self.consultant: Consultant | None = None
         self.look_again: Callable[[SchedulingPod], None] = lambda pod: None
         """Takes a pod that had a booking when it was last seen, and has none now."""
@@ -298,6 +302,7 @@ class Attempts:
             opinion=opinion,
             node=node,
             together=self._permit.group(pod.uid) if node else frozenset(),
+            avoid=self._locked.pop(pod.uid, ""),
         )
         refused_here = isinstance(outcome, Unplaced) and not outcome.diagnosis.refusal
         if node and opinion is None and refused_here:
@@ -340,6 +345,7 @@ class Attempts:
         Its booking is that of the node which the API server shows. A binding under way goes on.
         """
         self._asked.pop(uid, None)
+        self._locked.pop(uid, None)
         held = self._held.get(uid)
         if held is not None and not held.submitted:
             del self._held[uid]
@@ -350,6 +356,7 @@ class Attempts:
         A binding under way goes on, and `bound` takes its outcome.
         """
         self._asked.pop(uid, None)
+        self._locked.pop(uid, None)
         self.preemptions.forget(uid)
         held = self._held.pop(uid, None)
         if held is not None and not held.submitted:
@@ -394,6 +401,8 @@ class Attempts:
             self.follow(self._permit.gone(placement.uid, now))
         elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
             _log.warning("%s", outcome.message)
+            if outcome.why is Why.LOCKED:
+                self._locked[pod.uid] = placement.node
             self.abandon(pod, outcome.message, now)
 
     def failed(self, pod: PendingPod[PodShape], message: str, now: float) -> None:

@@ -126,6 +126,9 @@ class StatusWriter:
         """By key."""
         self._written: OrderedDict[str, PodStatus] = OrderedDict()
         """By uid."""
+        self._lost: OrderedDict[str, str] = OrderedDict()
+        """UID -> a nomination, or its end (""), that was not written: the pod's next status has it
+        again. Until then a scheduler that starts reads what the pod shows."""
         self._turns = Turns()
         self._wake = asyncio.Event()
         self.counts = StatusCounts()
@@ -141,6 +144,9 @@ class StatusWriter:
         if len(status.message) > _LONGEST_MESSAGE:
             short = status.message[: _LONGEST_MESSAGE - 3] + "..."
             status = replace(status, message=short)
+        lost = self._lost.pop(status.uid, None)
+        if status.nominated_node is None:
+            status = replace(status, nominated_node=lost)
         older = self._waiting.get(status.key)
         if older is not None:
             self.counts.replaced += 1
@@ -179,6 +185,7 @@ class StatusWriter:
     def forget(self, key: str, uid: str) -> None:
         """Forget what was written about a pod that is bound, and drop what waits."""
         self._written.pop(uid, None)
+        self._lost.pop(uid, None)
         waiting = self._waiting.get(key)
         if waiting is not None and waiting.status.uid == uid:
             del self._waiting[key]
@@ -273,6 +280,13 @@ class StatusWriter:
 
     def _lose(self, status: PodStatus, why: str) -> None:
         self.counts.lost += 1
+        newer = self._waiting.get(status.key)
+        if newer is not None:
+            newer.status = _after(newer.status, status)
+        elif status.nominated_node is not None:
+            self._lost[status.uid] = status.nominated_node
+            if len(self._lost) > _MOST_REMEMBERED:
+                self._lost.popitem(last=False)
         _log.warning("the status of pod %s (%s) is not written: %s", status.key, status.reason, why)
 
 

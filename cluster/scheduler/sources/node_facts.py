@@ -21,6 +21,7 @@ from cluster.scheduler.sources.complaints import Complaints
 from cluster.scheduler.sources.objects import MOST_OF_A_NODE
 from cluster.scheduler.tables.amounts import MOST_RESOURCES
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
+from cluster.scheduler.tables.numa.table import MOST_NUMA_NAMES
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event
@@ -73,9 +74,9 @@ class NodeFacts:
         names, table = node.status.allocatable, self._tables.nodes.resources
         obj, field = f"Node {node.metadata.name}", "status.allocatable"
         problems = []
-        if len(names) >= MOST_OF_A_NODE:
-            value = f"{MOST_OF_A_NODE} resources or more"
-            problem = f"at most {MOST_OF_A_NODE} count: those of Kubernetes first, then by name"
+        for name in node.status.capacity:
+            value = f"{name}, and any after it"
+            problem = f"not counted: the first {MOST_OF_A_NODE} are: Kubernetes' own, then by name"
             problems.append(InputError(obj=obj, field=field, value=value, problem=problem))
         without = [name for name in names if name != PODS and table.find(name) is None]
         if without:
@@ -118,7 +119,16 @@ class NodeFacts:
         facts, errors = parse_numa_facts(
             node, self._topologies.get(name), pod_level_alone=self._plugins.pod_level_alone
         )
-        self._plugins.numa.set_node(row, facts)
+        errors += tuple(
+            InputError(
+                obj=f"NodeResourceTopology {name}",
+                field="zones",
+                value=resource,
+                problem=f"not counted: the NUMA nodes of all nodes together have {MOST_NUMA_NAMES}"
+                " resources already",
+            )
+            for resource in self._plugins.numa.set_node(row, facts)
+        )
         # Tables of profiles with other arguments read the same annotations.
         of_load = dict.fromkeys(str(e) for load in self._plugins.loads for e in load.problems(row))
         self.complaints.set(f"Node {name}", (*errors, *of_load))

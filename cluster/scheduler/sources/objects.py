@@ -181,16 +181,18 @@ def kept_node(node: SchedulingNode) -> SchedulingNode:
     """Return what the cache keeps of a node.
 
     A reservation that cannot be read reserves nothing, and of too many resources the first
-    MOST_OF_A_NODE are kept; `sources.node_facts` names both.
+    MOST_OF_A_NODE are kept; `sources.node_facts` names both. `capacity` has the first resource that
+    was left out, and nothing else.
     """
     status = node.status
+    counted, left_out = _first(renamed(status.allocatable))
     return msgspec.structs.replace(
         node,
         status=msgspec.structs.replace(
             status,
-            capacity={},
+            capacity=left_out,
             allocatable=without_reserved(
-                _first(renamed(status.allocatable)),
+                counted,
                 node.metadata.annotations,
                 obj=f"Node {node.metadata.name}",
             ),
@@ -200,12 +202,17 @@ def kept_node(node: SchedulingNode) -> SchedulingNode:
     )
 
 
-def _first(resources: ResourceList) -> ResourceList:
-    """Return the first MOST_OF_A_NODE resources: those of Kubernetes itself, then by name."""
+def _first(resources: ResourceList) -> tuple[ResourceList, ResourceList]:
+    """Return the first MOST_OF_A_NODE resources, and the next one if there are more.
+
+    Those of Kubernetes itself come first, then the others by name.
+    """
     if len(resources) <= MOST_OF_A_NODE:
-        return resources
+        return resources, {}
     names = sorted(resources, key=lambda name: ("/" in name, name))
-    return {name: resources[name] for name in names[:MOST_OF_A_NODE]}
+    following = names[MOST_OF_A_NODE]
+    counted = {name: resources[name] for name in names[:MOST_OF_A_NODE]}
+    return counted, {following: resources[following]}
 
 
 def renamed(resources: ResourceList) -> ResourceList:

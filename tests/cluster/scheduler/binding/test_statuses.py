@@ -270,6 +270,29 @@ def test_a_refused_status_is_counted_and_logged(
     assert "the status of pod ns/p (Unschedulable) is not written" in caplog.text
 
 
+@pytest.mark.parametrize("node", ["n1", ""])
+def test_a_nomination_that_was_refused_is_written_with_the_next_status(node: str) -> None:
+    store = one_pod()
+    store.faults = deque([refuse(403, "Forbidden", "by policy")])
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, nominated_node=node), Shown(nominated_node="n0"))
+            await eventually(lambda: writer.counts.lost == 1)
+            # The reason is the same, and the pod's next attempt leaves the nomination as it is.
+            shown = replace(SAYS_SO, nominated_node="n0")
+            writer.submit(STATUS, shown)
+            await eventually(lambda: writer.counts.written == 1)
+            writer.submit(STATUS, shown)
+            writer.submit(replace(STATUS, nominated_node="n2"), shown)
+            await eventually(lambda: writer.counts.written == 2)
+            writer.submit(replace(STATUS, message="another"), shown)
+            await eventually(lambda: writer.counts.written == 3)
+
+    asyncio.run(run())
+    assert nominations(store) == [node or None, node or None, "n2", "-"]
+
+
 def test_too_many_that_wait_lose_the_oldest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,6 +149,34 @@ def test_a_pod_that_is_gone_before_its_binding_leaves_its_room_to_others(why: Wh
     assert bed.writers.bound == ["first", "other"]
 
 
+def test_a_pod_whose_node_stays_locked_is_tried_on_another_node_first() -> None:
+    bed = _Bed()
+    for name in ("a", "b"):
+        bed.tables.upsert_node(make_node(name, allocatable={"cpu": "100"}))
+    now = 0.0
+    for number in range(10):
+        name = f"p{number}"
+        bed.add(name, "1")
+        nodes = []
+        for _ in range(3):
+            now += 20
+            assert bed.attempts.next(now)
+            nodes.append(bed.writers.placements[name].node)
+            refused = Refused(Why.LOCKED, "held until pod other/p has its devices")
+            bed.attempts.bound(bed.writers.placements[name], refused)
+        assert nodes in (["a", "b", "a"], ["b", "a", "b"])
+        bed.attempts.follow(bed.permit.gone(name, now))
+        bed.attempts.forget(name)
+    # Without another node the pod waits for the same one again.
+    bed.tables.delete_node("b")
+    bed.add("last", "1")
+    for _ in range(2):
+        now += 20
+        assert bed.attempts.next(now)
+        assert bed.writers.placements["last"].node == "a"
+        bed.attempts.bound(bed.writers.placements.pop("last"), Refused(Why.LOCKED, "held"))
+
+
 def test_a_pod_with_a_finalizer_that_is_deleted_before_its_binding_keeps_no_room() -> None:
     bed = _Bed()
     bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
