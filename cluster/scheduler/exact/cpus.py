@@ -8,12 +8,14 @@ as the pod's bind policy says. docs/scheduler.md, "NodeNUMAResource", describes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from apis.numa import CPUExclusivePolicy
 from apis.numa import NUMAAllocateStrategy as Strategy
 from cluster.scheduler.exact.even import split_evenly
 from cluster.scheduler.exact.unfit import Unfit
+from cluster.scheduler.exact.whole_cores import some_whole_cores, whole_sum
 from cluster.scheduler.tables.numa.cpu_topology import (
     Core,
     CpuTopology,
@@ -24,6 +26,8 @@ from cluster.scheduler.tables.numa.cpu_topology import (
 from cluster.scheduler.tables.numa.demand import FULL, CpuDemand
 
 NOT_ENOUGH: Final = "not enough cpus available to satisfy request"
+
+_NO_LIMITS: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 def usable_cpus(topology: CpuTopology, free: int, demand: CpuDemand, preferred: int = 0) -> int:
@@ -44,6 +48,7 @@ def allocate_cpus(
     held: int = 0,
     preferred: int = 0,
     shares: Mapping[int, int] | None = None,
+    limits: Mapping[int, int] = _NO_LIMITS,
 ) -> int | Unfit:
     """Return the mask of the CPUs that the pod gets, a subset of `free` of demand.count CPUs.
 
@@ -53,28 +58,47 @@ def allocate_cpus(
     it fits into.
     free: CPUs that may be allocated. held: CPUs of other pods with the demand's exclusive policy.
     preferred: CPUs that are taken first (those of a reservation).
-    shares: NUMA id -> count of CPUs to take there; the counts add up to demand.count.
+    shares: NUMA id -> count of CPUs to take there; the counts add up to demand.count. Where these
+    cannot be whole cores, and the policy requires some, other counts are taken, near to them.
+    limits: NUMA id -> most CPUs to take there; no limit for others.
     """
     usable = usable_cpus(topology, free, demand, preferred)
-    if usable.bit_count() < demand.count:
-        return Unfit(NOT_ENOUGH)
     search = _Search(topology, demand, strategy, held)
+    taken = 0
     if shares is None:
-        taken = search.take_preferred(usable, preferred, demand.count)
+        within = search.within(usable, preferred, limits)
+        if within.bit_count() < demand.count:
+            return Unfit(NOT_ENOUGH)
+        taken = search.take_preferred(within, preferred, demand.count)
     else:
-        taken = 0
         for numa, count in shares.items():
             there = usable & topology.numa.get(numa, 0)
-            if there.bit_count() < count:
-                return Unfit(NOT_ENOUGH)
-            taken |= search.take_preferred(there, preferred, count)
-    if not _satisfies(topology, taken, demand):
-        return Unfit(f"insufficient CPUs to satisfy required cpu bind policy {demand.policy}")
-    return taken
+            taken |= search.take_preferred(there, preferred, min(count, there.bit_count()))
+    if _satisfies(topology, taken, demand, limits):
+        return taken
+    if demand.required and demand.policy is FULL:
+        whole = some_whole_cores(
+            topology,
+            usable,
+            demand.count,
+            strategy,
+            preferred=preferred,
+            shares=shares,
+            limits=limits,
+        )
+        if whole is not None:
+            return whole
+    if taken.bit_count() < demand.count:
+        return Unfit(NOT_ENOUGH)
+    return Unfit(f"insufficient CPUs to satisfy required cpu bind policy {demand.policy}")
 
 
-def _satisfies(topology: CpuTopology, taken: int, demand: CpuDemand) -> bool:
+def _satisfies(
+    topology: CpuTopology, taken: int, demand: CpuDemand, limits: Mapping[int, int]
+) -> bool:
     if taken.bit_count() != demand.count:
+        return False
+    if any((taken & topology.numa.get(n, 0)).bit_count() > most for n, most in limits.items()):
         return False
     if not demand.required:
         return True
@@ -111,6 +135,20 @@ class _Search(NamedTuple):
         if self.demand.policy is not FULL and not taken:
             taken = self._take_threads(free, count)
         return self._take_rest(free, taken, count)
+
+    def within(self, usable: int, preferred: int, limits: Mapping[int, int]) -> int:
+        """Return `usable` without the CPUs beyond the limits: those that would be taken last."""
+        whole = self.demand.required and self.demand.policy is FULL
+        if whole and self.topology.core_step != self.topology.widest_core:
+            # The CPUs of a limit may be no whole cores; `some_whole_cores` looks at the limits.
+            return usable
+        step = self.topology.core_step if whole else 1
+        for numa, most in limits.items():
+            there = usable & self.topology.numa.get(numa, 0)
+            if there.bit_count() > most:
+                first = whole_cores(self.topology, preferred) if whole else preferred
+                usable ^= there ^ self.take_preferred(there, first, most // step * step)
+        return usable
 
     # --- orders and marks ------------------------------------------------------------------------
 
@@ -314,7 +352,7 @@ class _Search(NamedTuple):
 
 def _first_of(cores: Sequence[Core], count: int) -> int:
     """Return `count` CPUs of cores that have as many: whole cores if some add up to it."""
-    exact = _whole_sum(cores, count)
+    exact = whole_sum(cores, count)
     if exact is not None:
         return exact
     taken = 0
@@ -323,32 +361,6 @@ def _first_of(cores: Sequence[Core], count: int) -> int:
             if taken.bit_count() == count:
                 return taken
             taken |= cpu
-    return taken
-
-
-def _whole_sum(cores: Sequence[Core], count: int) -> int | None:
-    """Return the CPUs of cores that have `count` together, the first ones of each size."""
-    by_size: dict[int, list[Core]] = {}
-    for core in cores:
-        by_size.setdefault(core.mask.bit_count(), []).append(core)
-    sizes = sorted(by_size, reverse=True)
-    # Bit n of sums[i]: some cores of the sizes from the i-th on have n CPUs together.
-    sums = [1]
-    for size in reversed(sizes):
-        reached = sums[-1]
-        for _ in range(min(len(by_size[size]), count // size)):
-            reached |= reached << size
-        sums.append(reached)
-    sums.reverse()
-    if not sums[0] >> count & 1:
-        return None
-    taken, left = 0, count
-    for position, size in enumerate(sizes):
-        number = min(left // size, len(by_size[size]))
-        while not sums[position + 1] >> (left - number * size) & 1:
-            number -= 1
-        taken |= sum(core.mask for core in by_size[size][:number])
-        left -= number * size
     return taken
 
 

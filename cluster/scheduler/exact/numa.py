@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from apis.keys import CPU
 from apis.numa import NUMAExclusive, NUMATopologyPolicy
-from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus, usable_cpus
+from cluster.scheduler.exact.cpus import allocate_cpus, usable_cpus
 from cluster.scheduler.exact.even import split_evenly
 from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.tables.amounts import Amounts
@@ -148,6 +148,7 @@ def _room(state: NumaState, demand: NumaDemand) -> _Room:
             if counts:
                 have = min(have, node.free.get(CPU, 0) // one)
                 most = min(most, node.total.get(CPU, 0) // one)
+            have = min(have, state.bindable.get(i, have))
             free[CPU][i], total[CPU][i] = have // step * step, most // step * step
     return _Room(need, free, total)
 
@@ -195,8 +196,8 @@ def place_in(state: NumaState, demand: NumaDemand, mask: int) -> Placement | Unf
 def _cpus_in(state: NumaState, demand: CpuDemand, limits: Mapping[int, int]) -> int | Unfit:
     """Return CPUs divided evenly over NUMA nodes.
 
-    Where cores differ in size, equal shares may not consist of whole cores; any division that the
-    limits allow is taken then.
+    Where cores differ in size, equal shares may not consist of whole cores; the division that the
+    limits allow and that is nearest is taken then.
     """
     topology = state.topology
     if topology is None:
@@ -205,25 +206,16 @@ def _cpus_in(state: NumaState, demand: CpuDemand, limits: Mapping[int, int]) -> 
         return Unfit(f"Insufficient NUMA {CPU}")
     step = topology.core_step if demand.policy is FULL and demand.required else 1
     shares = split_evenly(demand.count, limits, step=step)
-    free = _free_for(state, demand)
-    there = sum(topology.numa.get(node, 0) for node in limits)
-    found: int | Unfit = Unfit(NOT_ENOUGH)
-    for wanted in (shares, None):
-        found = allocate_cpus(
-            topology,
-            free & there,
-            demand,
-            strategy=state.strategy,
-            held=state.held.get(demand.exclusive, 0),
-            preferred=state.preferred,
-            shares=wanted,
-        )
-        if isinstance(found, int) and all(
-            (found & topology.numa.get(node, 0)).bit_count() <= limit
-            for node, limit in limits.items()
-        ):
-            return found
-    return found if isinstance(found, Unfit) else Unfit(f"Insufficient NUMA {CPU}")
+    return allocate_cpus(
+        topology,
+        _free_for(state, demand) & sum(topology.numa.get(node, 0) for node in limits),
+        demand,
+        strategy=state.strategy,
+        held=state.held.get(demand.exclusive, 0),
+        preferred=state.preferred,
+        shares=shares,
+        limits=limits,
+    )
 
 
 # --- hints ---------------------------------------------------------------------------------------
@@ -405,5 +397,6 @@ def _without_policy(state: NumaState, demand: NumaDemand) -> Placement | Unfit:
         strategy=state.strategy,
         held=state.held.get(demand.cpus.exclusive, 0),
         preferred=state.preferred,
+        limits=state.bindable,
     )
     return cpus if isinstance(cpus, Unfit) else Placement(cpus)

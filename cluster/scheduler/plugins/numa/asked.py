@@ -44,6 +44,10 @@ _NODE_FULL: Final = BIND_POLICIES.index(NodeCPUBindPolicy.FULL_PCPUS_ONLY)
 _NODE_SPREAD: Final = BIND_POLICIES.index(NodeCPUBindPolicy.SPREAD_BY_PCPUS)
 
 
+_MOST_AMPLIFIED: Final = 2**46
+"""Milli-cores. Chosen: times the largest ratio (1000, in hundredths) it fits the 64 bits of a
+column, and no machine has 70 billion cores."""
+
 _DEFAULT_SCORING: Final = Scoring(most_allocated=False, weights={CPU: 1, MEMORY: 1})
 
 
@@ -222,8 +226,12 @@ def _exclusive(specs: PodSpecs) -> NUMAExclusive:
 
 
 def amplified(amounts: Ints | np.int64, ratio: Ints) -> Ints:
-    """Return amounts * ratio, rounded up. ratio: hundredths, at least 100."""
-    return -(-amounts * ratio // NO_RATIO)
+    """Return amounts * ratio, rounded up. ratio: hundredths, at least 100.
+
+    An amount above _MOST_AMPLIFIED counts as that.
+    """
+    within: Ints = np.minimum(amounts, _MOST_AMPLIFIED)
+    return np.where(ratio > NO_RATIO, -(-within * ratio // NO_RATIO), amounts)
 
 
 def at_positions(asked: Asked, positions: NDArray[np.intp]) -> Asked:

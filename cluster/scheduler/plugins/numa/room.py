@@ -20,7 +20,14 @@ from apis.keys import CPU
 from apis.numa import NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import Scoring
 from cluster.scheduler.plugins.contract import MAX_SCORE
-from cluster.scheduler.plugins.numa.asked import FULL_REQUIRED, UNBOUND, Asked, Bools, Ints
+from cluster.scheduler.plugins.numa.asked import (
+    FULL_REQUIRED,
+    UNBOUND,
+    Asked,
+    Bools,
+    Ints,
+    amplified,
+)
 from cluster.scheduler.tables.numa.facts import NO_RATIO
 from cluster.scheduler.tables.numa.state import Status
 from cluster.scheduler.tables.numa.table import (
@@ -222,7 +229,7 @@ def scores_of_sets(
         request = np.full(len(rows), requests.get(name, 0), dtype=np.int64)
         if name == CPU:
             bound = asked.binding[at] != UNBOUND
-            cpus = asked.cpus * 1000 * table.cpu_ratio[rows] // NO_RATIO
+            cpus = amplified(np.int64(asked.cpus * 1000), table.cpu_ratio[rows])
             request = np.where(bound, cpus, request)
         has = total > 0
         most = np.where(has, total, 1)

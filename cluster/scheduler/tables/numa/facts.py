@@ -47,7 +47,7 @@ from apis.topology import (
     parse_pod_cpu_allocs,
     parse_system_qos_resource,
 )
-from cluster.scheduler.tables.amounts import Amounts, amounts_of
+from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Amounts, amounts_of
 from cluster.scheduler.tables.numa.cpu_topology import Cpu, CpuTopology, cpu_topology
 
 T = TypeVar("T")
@@ -303,7 +303,10 @@ class _Reading:
             if not own:
                 for name, amount in amounts.items():
                     amounts[name] = amplify(amount, node_ratios.get(name, NO_RATIO))
-            zones[number] = {name: max(0, amount) for name, amount in amounts.items()}
+            # Amplified, an amount could leave the 64 bits of a column.
+            zones[number] = {
+                name: min(max(0, amount), LARGEST_AMOUNT) for name, amount in amounts.items()
+            }
         if len(zones) > MOST_NUMA_NODES:
             self.errors.append(
                 InputError(

@@ -41,6 +41,8 @@ class NumaState:
     all. held: exclusive policy -> CPUs of pods that have it. alone: CPUs of pods that let no other
     such pod on their cores. preferred: free CPUs that are taken first (of a reservation).
     cpu_ratio: what an allocated CPU counts in the NUMA nodes' cpu, in hundredths.
+    bindable: NUMA id -> how many of its free CPUs may be allocated, where pods have cpu of the NUMA
+    node as an amount: these pods run on the CPUs that are left.
     """
 
     topology: CpuTopology | None
@@ -52,6 +54,7 @@ class NumaState:
     strategy: NUMAAllocateStrategy = NUMAAllocateStrategy.UNSET
     cpu_ratio: int = NO_RATIO
     numa: Mapping[int, NumaNode] = field(default_factory=dict)
+    bindable: Mapping[int, int] = field(default_factory=dict)
 
 
 def narrowed(state: NumaState, cpus: int, numa: Iterable[tuple[int, Amounts]]) -> NumaState:

@@ -11,8 +11,8 @@ free only for a pod that uses it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -46,6 +46,10 @@ BIND_POLICIES: Final = tuple(NodeCPUBindPolicy)
 
 WHOLE_NODE: Final = MOST_NUMA_NODES
 """In counts of CPUs: the place of the whole node's count, behind those of its NUMA nodes."""
+
+MOST_NUMA_NAMES: Final = 128
+"""Resources that the NUMA nodes of all nodes have together. Chosen: as many as one node's own
+resources that count. Each takes 1 MB with 8,192 nodes; twice as many could take 256 MB."""
 
 ANY, IN_WHOLE_CORES, ONE_OF_A_CORE, ANY_ALONE, ONE_OF_A_CORE_ALONE = range(5)
 """Kinds of counts of free CPUs: all; those of wholly free cores; one of each core; and the first
@@ -191,8 +195,16 @@ class NumaTable:
 
     # --- changing --------------------------------------------------------------------------------
 
-    def set_node(self, row: int, facts: NumaFacts) -> None:
-        """Take the facts about the node of a row."""
+    def set_node(self, row: int, facts: NumaFacts) -> list[str]:
+        """Take the facts about the node of a row; return the resources that do not count.
+
+        There are MOST_NUMA_NAMES resources at most. A resource that was left out counts when its
+        node's facts are set next and another one is not on any node any more.
+        """
+        named = {name for amounts in facts.zones.values() for name in amounts}
+        left_out: list[str] = []
+        if len(self.total) + len(named - self.total.keys()) > MOST_NUMA_NAMES:
+            facts, left_out = self._within_bounds(row, facts, named)
         self._facts[row] = facts
         asks = facts.policy or facts.bind_policy is not NodeCPUBindPolicy.NONE
         if asks or facts.cpu_ratio > NO_RATIO:
@@ -200,6 +212,25 @@ class NumaTable:
         else:
             self._with_policy.discard(row)
         self._refresh(row)
+        return left_out
+
+    def _within_bounds(
+        self, row: int, facts: NumaFacts, named: set[str]
+    ) -> tuple[NumaFacts, list[str]]:
+        """Return the facts with the resources that count, and the names of the others."""
+        going = {
+            name
+            for name in self._named.get(row, set()) - named
+            if np.count_nonzero(self.has[name]) == 1
+        }
+        left = MOST_NUMA_NAMES - len(self.total) + len(going)
+        new = sorted(named - self.total.keys(), key=lambda name: ("/" in name, name))
+        left_out = new[max(left, 0) :]
+        zones = {
+            numa: {name: amount for name, amount in amounts.items() if name not in left_out}
+            for numa, amounts in facts.zones.items()
+        }
+        return replace(facts, zones=MappingProxyType(zones)), left_out
 
     def forget(self, row: int) -> None:
         """Drop the facts about the node of a row, which was deleted."""
@@ -323,6 +354,7 @@ def _state(facts: NumaFacts, shares: Iterable[_Share]) -> NumaState:
             used[key] = used.get(key, 0) + amount
     topology = facts.topology
     managed = topology.cpus & ~facts.reserved if topology is not None else 0
+    bindable = _bindable(facts, managed, by_group)
     return NumaState(
         topology=topology,
         free=managed & ~cpus,
@@ -331,6 +363,7 @@ def _state(facts: NumaFacts, shares: Iterable[_Share]) -> NumaState:
         alone=alone,
         strategy=facts.strategy,
         cpu_ratio=facts.cpu_ratio,
+        bindable=bindable,
         numa=MappingProxyType(
             {
                 node: NumaNode(
@@ -361,6 +394,32 @@ def _replace(
         strategy=state.strategy,
         cpu_ratio=state.cpu_ratio,
         numa=state.numa if numa is None else numa,
+        bindable=state.bindable,
+    )
+
+
+def _bindable(
+    facts: NumaFacts, managed: int, by_group: Mapping[str, Sequence[_Share]]
+) -> Mapping[int, int]:
+    """Return NumaState.bindable: what amounts and bound CPUs leave of a NUMA node's CPUs."""
+    topology = facts.topology
+    shares = [share for members in by_group.values() for share in members]
+    given = {node for share in shares for node, name in share.amounts if name == CPU}
+    if topology is None or not given:
+        return MappingProxyType({})
+    used: dict[Key, int] = {}
+    for group, members in by_group.items():
+        # CPUs that were reserved since are none of those that are counted below.
+        there = [replace(share, cpus=share.cpus & managed) for share in members]
+        for key, amount in _used_by_group(facts, group, there).items():
+            used[key] = used.get(key, 0) + amount
+    one = amplify(1000, facts.cpu_ratio)
+    return MappingProxyType(
+        {
+            node: max(0, (cpus & managed).bit_count() - -(-used.get((node, CPU), 0) // one))
+            for node, cpus in topology.numa.items()
+            if node in given
+        }
     )
 
 
@@ -426,9 +485,17 @@ def _counts(state: NumaState) -> NDArray[np.int64]:
         alone,
         one_of_each_core(topology, alone),
     )
-    places = [(slot, topology.numa.get(node, 0)) for slot, node in enumerate(state.numa)]
+    slots = {node: slot for slot, node in enumerate(state.numa)}
+    places = [(slot, topology.numa.get(node, 0)) for node, slot in slots.items()]
     places.append((WHOLE_NODE, topology.cpus))
     for kind, cpus in enumerate(usable):
         for place, there in places:
             counts[kind, place] = (cpus & there).bit_count()
+        step = topology.core_step if kind == IN_WHOLE_CORES else 1
+        for node, most in state.bindable.items():
+            more = (cpus & topology.numa[node]).bit_count() - most // step * step
+            if more > 0:
+                counts[kind, WHOLE_NODE] -= more
+                if node in slots:
+                    counts[kind, slots[node]] -= more
     return counts

@@ -10,6 +10,7 @@ from apis.cpuset import CpuSet
 from apis.numa import CPUBindPolicy, CPUExclusivePolicy
 from apis.numa import NUMAAllocateStrategy as Strategy
 from cluster.scheduler.exact.cpus import NOT_ENOUGH, allocate_cpus
+from cluster.scheduler.exact.even import split_evenly
 from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.tables.numa.cpu_topology import (
     Cpu,
@@ -155,6 +156,40 @@ def test_whole_cores_are_found_among_cores_of_different_size() -> None:
     assert allocated(hybrid, CpuDemand(4, FULL, required=True), used="0") == "2-5"
 
 
+def test_whole_cores_are_found_where_a_thread_is_offline() -> None:
+    """CPU 15 is offline, so NUMA node 1 has a core with one CPU."""
+    uneven = cpu_topology(cpu for cpu in Machine(2, 1, 4, 2).cpus() if cpu.id != 15)
+
+    def required(count: int) -> CpuDemand:
+        return CpuDemand(count, FULL, required=True)
+
+    # NUMA node 0 has more CPUs, and no core of one CPU.
+    assert allocated(uneven, required(3)) == "8-9,14"
+    assert allocated(uneven, required(9)) == "0-7,14"
+    assert allocated(uneven, required(13), used="0") == "2-14"
+    # Half a core of a reservation is left where it is.
+    assert allocated(uneven, required(4), preferred="0-2") == "0-3"
+    assert allocated(uneven, required(2), preferred="14") == "0-1"
+    # Each NUMA node gives what is nearest to its share.
+    assert allocated(uneven, required(5), shares={0: 2, 1: 3}) == "0-1,8-9,14"
+    assert allocated(uneven, required(7), shares={0: 3, 1: 4}) == "0-3,8-9,14"
+    result = allocate_cpus(uneven, cpus("0-13"), required(3), strategy=LEAST)
+    assert isinstance(result, Unfit)
+
+
+def test_limits_of_numa_nodes_are_kept() -> None:
+    def within(demand: CpuDemand, limits: dict[int, int]) -> str:
+        mask = allocate_cpus(TWO_SOCKETS, TWO_SOCKETS.cpus, demand, strategy=LEAST, limits=limits)
+        return str(CpuSet.of_mask(mask)) if isinstance(mask, int) else mask.reason
+
+    assert within(CpuDemand(4, FULL), {0: 3}) == "8-11"
+    assert within(CpuDemand(11, FULL), {0: 3}) == "0-2,8-15"
+    assert within(CpuDemand(10, FULL, required=True), {0: 3}) == "0-1,8-15"
+    assert within(CpuDemand(12, FULL), {0: 3}) == NOT_ENOUGH
+    assert within(CpuDemand(12, FULL, required=True), {0: 3}) == NOT_ENOUGH
+    assert within(CpuDemand(6, SPREAD, required=True), {0: 2}) == "0,2,8,10,12,14"
+
+
 def test_a_machine_whose_numa_node_spans_sockets() -> None:
     """NUMA is switched off in the firmware: all CPUs are in node 0."""
     flat = cpu_topology([Cpu(n, n // 2, n // 8, 0) for n in range(16)])
@@ -267,6 +302,47 @@ def test_an_allocation_has_its_size_and_policy_within_the_free_cpus(data: st.Dat
         assert cores_of(topology, result) == result
     if demand.required and demand.policy is SPREAD:
         assert one_of_each_core(topology, result) == result
+
+
+@given(st.data())
+def test_whole_cores_are_found_whenever_some_have_the_size(data: st.DataObject) -> None:
+    """Required whole cores, against all sums that the free cores have within the limits."""
+    topology = data.draw(odd_topologies())
+    everything = list(CpuSet.of_mask(topology.cpus))
+    offline = CpuSet(data.draw(st.sets(st.sampled_from(everything), max_size=6))).mask
+    preferred = CpuSet(data.draw(st.sets(st.sampled_from(everything)))).mask
+    free = topology.cpus & ~offline
+    count = data.draw(st.integers(1, len(everything)))
+    limits = data.draw(st.dictionaries(st.sampled_from(list(topology.numa)), st.integers(0, 9)))
+    shares = None
+    if data.draw(st.booleans()):
+        some = data.draw(st.sets(st.sampled_from(list(topology.numa)), min_size=1))
+        shares = split_evenly(count, dict.fromkeys(some, count))
+    reachable = {0}
+    for numa in topology.numa if shares is None else shares:
+        here = {0}
+        for core in topology.cores:
+            if core.numa == numa and not core.mask & ~free:
+                here |= {size + core.mask.bit_count() for size in here}
+        most = limits.get(numa, len(everything))
+        reachable = {one + other for one in reachable for other in here if other <= most}
+    result = allocate_cpus(
+        topology,
+        free,
+        CpuDemand(count, FULL, required=True),
+        strategy=data.draw(st.sampled_from(list(Strategy))),
+        preferred=preferred,
+        shares=shares,
+        limits=limits,
+    )
+    assert isinstance(result, int) is (count in reachable)
+    if isinstance(result, int):
+        assert result.bit_count() == count and not result & ~free
+        assert whole_cores(topology, result) == result
+        for numa, most in limits.items():
+            assert (result & topology.numa[numa]).bit_count() <= most
+        if shares is not None:
+            assert not result & ~sum(topology.numa[numa] for numa in shares)
 
 
 @given(st.data())

@@ -152,7 +152,7 @@ class _Case:
         if reasons:
             return Verdict(reasons)
         if not self.policy or not self.needed:
-            cpus = self._take(self.usable, self.count) if self.binding else set()
+            cpus = self._take(self._within_limits(), self.count) if self.binding else set()
             return Verdict(set(), cpus, {}, self._score_of_node())
         chosen = self._ranked()[0]
         cpus, numa = self._divided(chosen)
@@ -173,7 +173,7 @@ class _Case:
         found = {reason for reason, holds in contradictions.items() if holds}
         if found:
             return found
-        if self.binding and len(self.usable) < self.count:
+        if self.binding and len(self._within_limits()) < self.count:
             return {NOT_ENOUGH}
         if not self.policy:
             return set()
@@ -221,6 +221,34 @@ class _Case:
             result |= set(free[:1] if self.binding == "spread!" else free)
         return result
 
+    def _bindable(self, numa: int) -> int:
+        """Return how many more CPUs may be bound, so that pods with amounts of cpu keep theirs."""
+        given, bound = 0, 0
+        for pod in self.node.pods:
+            if pod.cpus:
+                bound += len(pod.cpus & self._there(numa) - self.node.reserved)
+            else:
+                given += pod.numa.get(numa, {}).get("cpu", 0)
+        there = len(self._there(numa) - self.node.reserved)
+        if not any("cpu" in pod.numa.get(numa, {}) for pod in self.node.pods if not pod.cpus):
+            return there
+        return max(
+            0, (self.node.amplify(1000) * (there - bound) - given) // self.node.amplify(1000)
+        )
+
+    def _within_limits(self) -> set[int]:
+        """Return the usable CPUs without those beyond what may be bound of each NUMA node."""
+        result = set(self.usable)
+        for numa in self.node.ids:
+            there = self.usable & self._there(numa)
+            most = self._bindable(numa)
+            if self.binding == "full!":
+                most -= most % self.threads
+            if len(there) > most:
+                result -= there
+                result |= self._take(there, most)
+        return result
+
     def _total(self, numa: int, name: str) -> int:
         amount = self.node.zones[numa].get(name, 0)
         if name != "cpu":
@@ -253,6 +281,8 @@ class _Case:
         cpus = len(self._there(numa) & (all_of_it if empty else self.usable))
         if any("cpu" in amounts for amounts in self.node.zones.values()):
             cpus = min(cpus, amount // self.node.amplify(1000))
+        if not empty:
+            cpus = min(cpus, self._bindable(numa))
         return cpus - cpus % self.threads if self.binding == "full!" else cpus
 
     def _fits(self, numas: Set, *, empty: bool = False) -> bool:

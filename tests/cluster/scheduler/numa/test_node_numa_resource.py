@@ -375,6 +375,45 @@ def test_allocated_cpus_count_in_their_numa_node_without_numa_amounts() -> None:
     assert given.numa == ((1, {"cpu": 4000}),)
 
 
+def test_cpus_are_not_bound_where_pods_of_a_numa_node_need_them() -> None:
+    """An LS pod with a NUMA policy has cpu of NUMA node 0 as an amount, and runs on its CPUs."""
+    cluster = small_cluster()
+    aligned = cluster.shape({"cpu": "6500m"}, qos="LS", numa={"numaTopologyPolicy": "Restricted"})
+    given = cluster.allocate(aligned, "n")
+    assert isinstance(given, Allocation)
+    assert given.numa == ((0, {"cpu": 6500}),)
+    booking = cluster.place(aligned, "n", numa=given.numa)
+
+    def bound(count: int, **spec: str) -> PodShape:
+        return cluster.shape({"cpu": str(count)}, qos="LSR", spec=spec)
+
+    for count, cpus in ((8, "8-15"), (9, "0,8-15")):
+        shape = bound(count)
+        assert cluster.reasons(shape)["n"] == ()
+        assert cpus_of(cluster.allocate(shape, "n")) == cpus
+    for count, spec in ((10, {}), (10, {"requiredCPUBindPolicy": "FullPCPUs"})):
+        shape = bound(count, **spec)
+        assert cluster.reasons(shape)["n"] == ("not enough cpus available to satisfy request",)
+        assert cluster.allocate(shape, "n") == "not enough cpus available to satisfy request"
+    cluster.tables.remove(booking.uid)
+    assert cpus_of(cluster.allocate(bound(10), "n")) == "0-9"
+
+
+def test_bound_cpus_and_amounts_of_a_numa_node_count_amplified_together() -> None:
+    """8 CPUs at 1.5: 5 cores of amounts leave 7000 m, which 4 bound CPUs of 1500 m fit into."""
+    ratio = {ANNOTATION_RESOURCE_AMPLIFICATION_RATIO: '{"cpu": 1.5}'}
+    cluster = small_cluster(annotations=ratio)
+    plain = cluster.shape({"cpu": "5"}, qos="LS")
+    cluster.place(plain, "n", numa=((0, {"cpu": 5000}),))
+    cluster.place(plain, "n", numa=((1, {"cpu": 12_000}),))
+    for count, fits in ((4, True), (5, False)):
+        given = cluster.allocate(cluster.shape({"cpu": str(count)}, qos="LSR"), "n")
+        assert isinstance(given, Allocation) is fits
+    cluster.place(cluster.shape({"cpu": "2"}, qos="LSR"), "n", cpus="0-1")
+    assert cpus_of(cluster.allocate(cluster.shape({"cpu": "2"}, qos="LSR"), "n")) == "2-3"
+    assert isinstance(cluster.allocate(cluster.shape({"cpu": "3"}, qos="LSR"), "n"), str)
+
+
 def test_amounts_count_without_a_cpu_topology() -> None:
     """NUMA memory is not given twice on a node whose CPUs are not known."""
     cluster = NumaCluster()
@@ -428,6 +467,21 @@ def test_amplified_numa_nodes() -> None:
 
 
 # --- score ---------------------------------------------------------------------------------------
+
+
+def test_absurd_amounts_stay_within_the_columns() -> None:
+    """Amplified 900 times, the largest amount does not fit 64 bits, nor do eight of them."""
+    ratio = {ANNOTATION_RESOURCE_AMPLIFICATION_RATIO: '{"cpu": 900, "memory": 900}'}
+    zones = {number: {"cpu": "8P", "memory": "8E"} for number in range(8)}
+    labels = {LABEL_NUMA_TOPOLOGY_POLICY: "BestEffort"}
+    cluster = small_cluster(labels=labels, annotations=ratio, zones=zones)
+    assert cluster.reasons(cluster.shape({"cpu": "4503599627370"}, qos="LSR"))["n"] == (
+        "Insufficient amplified cpu",
+    )
+    small = cluster.shape({"cpu": "1", "memory": "1Gi"}, qos="LS")
+    assert cluster.reasons(small)["n"] == ()
+    assert cluster.scores(small)["n"] == 99
+    assert isinstance(cluster.allocate(small, "n"), Allocation)
 
 
 def test_scores_of_nodes_without_numa_policy() -> None:

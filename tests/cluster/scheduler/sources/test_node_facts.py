@@ -17,7 +17,8 @@ from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.sources.node_facts import NodeFacts
 from cluster.scheduler.sources.objects import MOST_OF_A_NODE, kept_node
 from cluster.scheduler.tables.amounts import MOST_RESOURCES
-from cluster.scheduler.tables.numa.facts import NO_FACTS
+from cluster.scheduler.tables.numa.facts import NO_FACTS, parse_numa_facts
+from cluster.scheduler.tables.numa.table import MOST_NUMA_NAMES
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Cache, Change, Event
 from tests.cluster.scheduler.devices.making import a_device_object, a_gpu
@@ -219,8 +220,8 @@ def test_a_node_with_too_many_resources_has_the_first_and_takes_few_columns() ->
     table = bed.tables.nodes.resources
     (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
     assert problem == (
-        "Node n: status.allocatable = '128 resources or more': at most 128 count: those of "
-        "Kubernetes first, then by name"
+        "Node n: status.allocatable = 'example.com/r0125, and any after it': not counted: the "
+        "first 128 are: Kubernetes' own, then by name"
     )
     assert table.find("cpu") is not None and table.find(names[0]) is not None
     assert table.find(names[MOST_OF_A_NODE]) is None
@@ -234,6 +235,57 @@ def test_a_node_with_too_many_resources_has_the_first_and_takes_few_columns() ->
     nodes = bed.tables.nodes
     bed.node(allocatable={"example.com/new": "7"})
     assert nodes.allocatable[nodes.row("n"), table.find("example.com/new")] == 7
+
+
+def test_resources_of_numa_nodes_beyond_those_of_all_nodes_are_named_and_count_later() -> None:
+    bed = _Bed()
+    table = bed.plugins.numa
+    names = [f"example.com/r{number:04}" for number in range(MOST_NUMA_NAMES)]
+    for first in range(0, len(names) - 2, 32):
+        name = f"other-{first}"
+        zones = {0: dict.fromkeys(names[first : first + 32], "1")}
+        of_other = bed.tables.upsert_node(make_node(name))
+        facts, _ = parse_numa_facts(make_node(name), make_topology(name, zones=zones))
+        assert table.set_node(of_other, facts) == []
+    bed.topologies["n"] = make_topology("n", zones={0: {"cpu": "4", names[0]: "2"}})
+    bed.node()
+    (problem,) = bed.facts.complaints.held["Node n"]
+    assert problem == (
+        "NodeResourceTopology n: zones = 'cpu': not counted: the NUMA nodes of all nodes together "
+        "have 128 resources already"
+    )
+    row = bed.tables.nodes.row("n")
+    assert row is not None
+    assert "cpu" not in table.total and len(table.total) == MOST_NUMA_NAMES
+    # The exact allocation sees what the columns see.
+    assert dict(table.state(row).numa[0].total) == {names[0]: 2}
+    assert table.total[names[0]][row, 0] == 2
+    other = bed.tables.nodes.row("other-32")
+    assert other is not None
+    table.forget(other)
+    bed.node(labels={"changed": "yes"})
+    assert not bed.facts.complaints.held
+    assert table.total["cpu"][row, 0] == 4000
+    # A node that changes its names takes the places of its own former ones.
+    for number in range(3):
+        more = {0: {f"example.com/x{number}-{at}": "1" for at in range(32)}}
+        bed.topologies["n"] = make_topology("n", zones=more)
+        bed.node(labels={"changed": str(number)})
+        assert not bed.facts.complaints.held
+        assert len(table.total) == MOST_NUMA_NAMES
+
+
+def test_a_node_with_as_many_resources_as_count_is_not_named() -> None:
+    bed = _Bed()
+    own = len(kept_node(make_node("n")).status.allocatable)
+    names = [f"example.com/r{number:04}" for number in range(MOST_OF_A_NODE - own)]
+    bed.node(allocatable=dict.fromkeys(names, "1"))
+    assert not bed.facts.complaints.held
+    assert bed.tables.nodes.resources.find(names[-1]) is not None
+    bed.node(allocatable=dict.fromkeys([*names, "example.com/z"], "1"))
+    (problem,) = bed.facts.complaints.held["Node n: status.allocatable"]
+    assert "'example.com/z, and any after it'" in problem
+    assert bed.tables.nodes.resources.find("example.com/z") is None
 
 
 def test_a_resource_beyond_the_columns_of_all_nodes_is_named_and_counts_when_one_is_free() -> None:
