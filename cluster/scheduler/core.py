@@ -285,8 +285,11 @@ class SchedulerCore:
 
     def advance(self, now: float) -> None:
         """Let time pass, to `now` seconds since 1970: reports and grace periods end."""
-        for load in self.plugins.loads:
-            load.advance(now)
+        # Each table has to follow the time.
+        expired = [load.advance(now) for load in self.plugins.loads]
+        if self.plugins.expired_load_passes and any(expired):
+            event = ClusterEvent("NodeMetric", Action.UPDATE_OTHER)
+            self.queue.cluster_event(event, self._steady())
         if self.quota_source is not None:
             self.quota_source.advance(now)
 

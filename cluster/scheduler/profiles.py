@@ -74,6 +74,8 @@ class Plugins:
 
     profiles: Mapping[str, Profile]
     loads: tuple[LoadTable, ...]
+    expired_load_passes: bool
+    """Whether a node may take a pod because its report has expired, in any profile."""
     numa: NumaTable
     pod_level_alone: bool
     """See `parse_numa_facts`; of the first profile with NodeNUMAResource."""
@@ -125,6 +127,10 @@ def make_plugins(configuration: SchedulerConfiguration, tables: Tables) -> Plugi
     return Plugins(
         profiles=profiles,
         loads=tuple(shared.loads.values()),
+        expired_load_passes=any(
+            each.arguments.load_aware_scheduling.enable_schedule_when_node_metrics_expired
+            for each in configuration.profiles
+        ),
         numa=shared.numa,
         pod_level_alone=next(
             (

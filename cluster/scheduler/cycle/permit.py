@@ -160,6 +160,8 @@ class Permit(Generic[S]):
         if gang is None:
             gang = "" if known is None else known.id
         decisions: Decisions = ()
+        if known is not None:
+            self._queue.release(uid, known.group, now)
         if known is not None and known.id != gang:
             self._gangs.leave(uid)
             decisions = self._settle(known, now)
@@ -176,8 +178,11 @@ class Permit(Generic[S]):
         self._queue.remove(uid)
         self._end_wait(uid)
         self._keys.pop(uid, None)
+        if gang is None:
+            return ()
+        self._queue.release(uid, gang.group, now)
         self._gangs.leave(uid)
-        return () if gang is None else self._settle(gang, now)
+        return self._settle(gang, now)
 
     def define(self, definition: GangDefinition, now: float) -> Decisions:
         """Take over a PodGroup, new or changed."""
@@ -457,6 +462,7 @@ class Permit(Generic[S]):
             message = f"Pod {pod.key} left gang {gang.id}"
             decisions = self._give_back(gang, (pod.uid,), message, now)
         self._keys.pop(pod.uid, None)
+        self._queue.release(pod.uid, gang.group, now)
         self._gangs.leave(pod.uid)
         return decisions + self._settle(gang, now)
 

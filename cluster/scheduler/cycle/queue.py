@@ -25,6 +25,7 @@ from cluster.scheduler.cycle.waiting import (
     GATE_OPENED,
     POD_ADDED,
     POD_EDITED,
+    POD_GONE,
     TRIED_EARLY,
     Attempt,
     Backoff,
@@ -162,6 +163,19 @@ class SchedulingQueue(Generic[S]):
             self._in_flight.drop(uid)
         else:
             self._waiting.withdraw(entry)
+
+    def release(self, uid: str, gangs: Iterable[str], now: float) -> None:
+        """Have the members of `gangs` tried again that were held up by a pod which is none any more.
+
+        No change of the cluster could help that pod now, and so none would wake them.
+        """
+        held_up = {
+            held: None
+            for gang in gangs
+            for held in self._waiting.groups(gang)
+            if any(probe.uid == uid for probe, _ in held.probes)
+        }
+        self._waking.wake(held_up, now, POD_GONE)
 
     # --- attempts --------------------------------------------------------------------------------
 

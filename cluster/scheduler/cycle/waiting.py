@@ -15,6 +15,7 @@ S = TypeVar("S", bound=Shape)
 
 POD_ADDED: Final = "UnschedulablePodAdd"
 POD_EDITED: Final = "UnschedulablePodUpdate"
+POD_GONE: Final = "UnschedulablePodDelete"
 GATE_OPENED: Final = "UnschedulablePodUpdatePodSchedulingGatesEliminated"
 ATTEMPT_FAILED: Final = "ScheduleAttemptFailure"
 BACKOFF_OVER: Final = "BackoffComplete"

@@ -246,14 +246,17 @@ class LoadTable:
             self._reports[row] = read_report(metric, self._vector)
         self._work_out(row)
 
-    def advance(self, now: float) -> None:
-        """Let time pass, to `now` seconds since 1970: reports expire."""
+    def advance(self, now: float) -> bool:
+        """Let time pass, to `now` seconds since 1970; return whether reports have expired."""
         self._now = now
+        ended = False
         for row, report in self._reports.items():
             expired = self._is_expired(report)
             if expired != self.expired[row]:
                 self.expired[row] = expired
                 self._nodes.touch(row)
+                ended = ended or expired
+        return ended
 
     def place(self, booking: Booking, row: int) -> None:
         """Add the estimate of a booking."""

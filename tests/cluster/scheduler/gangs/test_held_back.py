@@ -84,3 +84,39 @@ def test_a_gang_that_a_trial_shows_not_to_fit_waits_for_what_took_pods_from_the_
     report("MODIFIED", "0")
     bed.run()
     assert [bed.node_of(name) for name in names] == ["n0", "n0"]
+
+
+@pytest.mark.parametrize("ends", ["deleted", "given away", "bound by another"])
+def test_a_gang_is_tried_again_without_the_member_that_held_it_up(ends: str) -> None:
+    bed = Bed()
+    bed.node("n", 4)
+    bed.pod("huge", 50, 0, gang=2)
+    for name in ("a", "b"):
+        bed.pod(name, 1, 0, gang=2)
+    bed.run()
+    bed.run(30.0)
+    assert {bed.core.queue.place(f"u-{name}") for name in bed.pods} == {Place.UNSCHEDULABLE}
+    assert "default/huge" in bed.messages["a"]
+    if ends == "deleted":
+        bed.gone("huge")
+    elif ends == "given away":
+        bed.pods["huge"]["spec"]["schedulerName"] = "another"
+        bed.change("huge")
+    else:
+        bed.pods["huge"]["spec"]["nodeName"] = "n"
+        bed.pods["huge"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "1"
+        bed.change("huge")
+    bed.run(15.0)
+    assert [bed.node_of(name) for name in ("a", "b")] == ["n", "n"]
+
+
+def test_members_that_are_too_few_without_the_one_that_held_them_up_say_so() -> None:
+    bed = Bed()
+    bed.node("n", 4)
+    for name, cpu in (("huge", 50), ("a", 1)):
+        bed.pod(name, cpu, 0, gang=2)
+    bed.run()
+    bed.gone("huge")
+    bed.run(15.0)
+    assert bed.core.queue.place("u-a") is Place.GATED
+    assert "waits until gang default/g has at least 2 pods" in bed.messages["a"]
