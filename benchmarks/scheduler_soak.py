@@ -5,10 +5,11 @@
 A real API server and etcd. Pods of irregular kinds (`benchmarks.soak_kinds`) come and go; nodes are
 added, deleted, tainted, cordoned and resized, quotas edited, GPUs broken, reservations made
 (`benchmarks.soak_life`). In the first half the leading scheduler and the API server are killed or
-stopped in turns; the second half shows whether memory stays flat. After every `--every` seconds
-the life is calm until nothing is tried any more; then `benchmarks.soak_oracle` looks for anything
-that is given twice and for pods that wait although a node takes them, and the leader's tables are
-compared with the API server.
+stopped in turns; the second half shows whether memory stays flat: the report has the resident
+memory of the program that led the longest, minute by minute, and its growth. After every
+`--every` seconds the life is calm until nothing is tried any more; then `benchmarks.soak_oracle`
+looks for anything that is given twice and for pods that wait although a node takes them, and the
+leader's tables are compared with the API server.
 
 Prints a line for each sample and violation to standard error, and one JSON line of figures. Ends
 with status 1 if anything was wrong. The schedulers, API server, etcd and this program share the
@@ -113,6 +114,15 @@ class Figures:
     calms: list[Plain] = field(default_factory=list)
     memory: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     done: Counter[str] = field(default_factory=Counter)
+
+
+def per_minute(samples: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the last of the (seconds, MiB) of each minute, in MiB.
+
+    A minute without a sample, in which another program led, is left out.
+    """
+    of_minute = {int(seconds // 60): used for seconds, used in samples}
+    return [round(of_minute[minute]) for minute in sorted(of_minute)]
 
 
 def growth_mb_per_hour(samples: Sequence[tuple[float, float]]) -> float | None:
@@ -427,7 +437,7 @@ class Soak:
             "bound": self._life.bound,
             "done": self.figures.done,
             "calms": self.figures.calms,
-            "memory_mb": [round(used) for _, used in longest[:: max(1, len(longest) // 20)]],
+            "memory_mb_per_minute": per_minute(longest),
             "growth_mb_per_hour": growth_mb_per_hour(longest),
             "log": [[*kind, count] for kind, count in kinds.most_common(25)],
             "wrong": len(self.figures.wrong),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import soak_kinds
-from benchmarks.scheduler_soak import differences, growth_mb_per_hour, log_kinds
+from benchmarks.scheduler_soak import differences, growth_mb_per_hour, log_kinds, per_minute
 from benchmarks.soak_oracle import (
     CPUS_ANNOTATION,
     DEVICES_ANNOTATION,
@@ -194,3 +194,9 @@ def test_growth_is_that_of_the_second_half() -> None:
     assert growth_mb_per_hour(flat) == 0
     assert growth_mb_per_hour([(10.0 * n, n / 36) for n in range(61)]) == pytest.approx(10)
     assert growth_mb_per_hour(flat[:5]) is None
+
+
+def test_memory_is_shown_for_each_minute_that_was_sampled() -> None:
+    samples = [(10.0, 80.2), (55.0, 90.6), (70.0, 91.0), (119.9, 92.4), (245.0, 93.0)]
+    assert per_minute(samples) == [91, 92, 93]
+    assert per_minute([]) == []

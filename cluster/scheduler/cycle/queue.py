@@ -165,7 +165,7 @@ class SchedulingQueue(Generic[S]):
             self._waiting.withdraw(entry)
 
     def release(self, uid: str, gangs: Iterable[str], now: float) -> None:
-        """Have the members of `gangs` tried again that were held up by a pod which is none any more.
+        """Have the members of `gangs` tried again that a pod held up which has left them.
 
         No change of the cluster could help that pod now, and so none would wake them.
         """

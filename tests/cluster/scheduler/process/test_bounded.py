@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
+from apis.meta import format_time
+from cluster.scheduler.binding import events, statuses
 from cluster.scheduler.binding.placement import Bound
 from cluster.scheduler.cycle import advice, explanations
+from cluster.scheduler.plugins.quotas import elastic_quota
+from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.tables import labels, nodes
+from cluster.scheduler.tables.reservations import table as reservations
 from kube.cache import Cache
+from kube.resources import ELASTIC_QUOTAS, POD_GROUPS, PODS, RESERVATIONS
+from tests.cluster.fake_api import FakeApi, in_virtual_time
 from tests.cluster.scheduler.beds.core import Bed
-from tests.cluster.scheduler.configuration.files import chart_profile, file
+from tests.cluster.scheduler.configuration.files import chart_profile, file, load
 
 _OURS = ("cluster.", "kube.", "apis.", "collections", "weakref")
 _OF_A_KIND = 12
@@ -31,6 +40,10 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels, "_MOST_COLUMNS", 8)
     monkeypatch.setattr(labels, "_SPARSE", 0.25)
     monkeypatch.setattr(nodes, "_SPARSE", 0)
+    monkeypatch.setattr(reservations, "_MOST_KEPT", 4)
+    monkeypatch.setattr(elastic_quota, "_MOST_KEPT", 4)
+    monkeypatch.setattr(statuses, "_MOST_REMEMBERED", 4)
+    monkeypatch.setattr(events, "_MOST_KNOWN", 4)
 
 
 def test_nothing_grows_with_names_that_are_gone() -> None:
@@ -43,10 +56,148 @@ def test_nothing_grows_with_names_that_are_gone() -> None:
         assert placed > 4 * _OF_A_KIND
         sizes.append(_sizes(bed.core))
     assert not bed.core.attempts.faults.count
-    before, after = sizes[3], sizes[7]
-    grown = {at: (before.get(at, 0), size) for at, size in after.items()}
-    grown = {at: (old, new) for at, (old, new) in grown.items() if new - old >= _OF_A_KIND}
-    assert not grown
+    assert not _grown(sizes[3], sizes[7])
+
+
+def _grown(before: dict[str, int], after: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Return what is larger by an entry for each object of a kind, with both sizes."""
+    pairs = {at: (before.get(at, 0), size) for at, size in after.items()}
+    return {at: (old, new) for at, (old, new) in pairs.items() if new - old >= _OF_A_KIND}
+
+
+class _Api(FakeApi):
+    """Binds pods, notes when objects are made, and keeps the UIDs that they are made with."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def handle(self, method: str, path: str, data: bytes | None) -> Plain:
+        if method == "POST" and path.endswith("/binding"):
+            binding = json.loads(data or b"")
+            pod = path.removesuffix("/binding")
+            metadata = {"annotations": binding["metadata"].get("annotations", {})}
+            patch = {"metadata": metadata, "spec": {"nodeName": binding["target"]["name"]}}
+            return await super().handle("PATCH", pod, json.dumps(patch).encode())
+        return await super().handle(method, path, data)
+
+    def _store(self, path: str, plain: Plain) -> Plain:
+        created = format_time(datetime.fromtimestamp(self._clock(), UTC))
+        metadata = {"creationTimestamp": created, **plain["metadata"]}
+        stored = super()._store(path, {**plain, "metadata": metadata})
+        stored["metadata"]["uid"] = metadata.get("uid") or stored["metadata"]["uid"]
+        return stored
+
+    def clear(self, kept: set[str]) -> None:
+        """Delete all objects but those at these paths."""
+        for path in self.objects.keys() - kept:
+            self._drop(path)
+
+
+def test_nothing_that_writes_grows_with_names_that_are_gone() -> None:
+    sizes: list[dict[str, int]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def clock() -> float:
+            return 1_800_000_000.0 + loop.time() - began
+
+        api = _Api(clock)
+        profile = chart_profile()
+        profile["plugins"]["postFilter"]["enabled"].append({"name": "DefaultPreemption"})
+        process = SchedulerProcess(
+            api.client(),
+            load(file(profiles=[profile])),
+            seed=1,
+            clock=clock,
+        )
+        resources = {each.resource.kind: each.resource for each in process.caches}
+        resources |= {"Pod": PODS, "ScheduleExplanation": process.asked.resource}
+        api.follow(*process.caches, process.pods, process.asked)
+        reserving, gangs = process.reservation_controller, process.pod_group_statuses
+        quotas = process.quota_upkeep
+        assert reserving is not None
+        assert gangs is not None
+        assert quotas is not None
+        works = (
+            process.statuses.run(),
+            process.events.run(),
+            process.reservation_writer.run(),
+            reserving.run(),
+            gangs.run(),
+            quotas.run(),
+            process.explanations.run(),
+            process._schedule(),
+        )
+        running = [asyncio.create_task(each) for each in works]
+        await asyncio.sleep(40.0)
+        kept = set(api.objects)
+        for number in range(8):
+            for each in range(_OF_A_KIND):
+                name = f"r{number}-{each}"
+                for kind, obj in (*_objects(name), *_evicting(name), _question(name)):
+                    api.put(resources[kind], obj)
+            await asyncio.sleep(60.0)
+            _all_write(api, number)
+            api.clear(kept)
+            api.writes.clear()
+            await asyncio.sleep(700.0)
+            sizes.append(_sizes(process))
+        for task in running:
+            task.cancel()
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in ended), ended
+        assert not process.attempts.faults.count
+
+    in_virtual_time(main)
+    assert not _grown(sizes[3], sizes[7])
+
+
+def _all_write(api: _Api, number: int) -> None:
+    """Check that each of the writers had something to do in a round."""
+    name = f"r{number}-0"
+    quota = api.get(ELASTIC_QUOTAS, name, namespace=name)
+    assert quota["status"]["used"]
+    assert api.get(POD_GROUPS, name, namespace=name)["status"]["phase"]
+    assert api.get(RESERVATIONS, name)["status"]["nodeName"]
+    huge = api.get(PODS, f"huge-{name}", namespace=name)
+    assert huge["status"]["conditions"][0]["reason"] == "Unschedulable"
+    assert api.get(PODS, f"urgent-{name}", namespace=name)["spec"]["nodeName"] == f"full-{name}"
+    assert PODS.path(namespace=name, name=f"victim-{name}") not in api.objects
+    question = "/apis/scheduling.koordinator.sh/v1alpha1/namespaces/{0}/scheduleexplanations/{0}"
+    assert api.objects[question.format(name)]["status"]["detailedExplanation"]
+    events = [each for path, each in api.objects.items() if f"/namespaces/{name}/events/" in path]
+    assert {each["reason"] for each in events} >= {"Scheduled", "FailedScheduling", "Preempted"}
+
+
+def _question(name: str) -> tuple[str, Plain]:
+    spec = {"questionObjectKey": f"{name}/huge-{name}"}
+    return "ScheduleExplanation", {"metadata": {"name": name, "namespace": name}, "spec": spec}
+
+
+def _evicting(name: str) -> Iterator[tuple[str, Plain]]:
+    """Yield a full node, its pod, and a pod for which that one is evicted."""
+    node = f"full-{name}"
+    yield "Node", {
+        "metadata": {"name": node, "labels": {f"f-{name}": name}},
+        "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "9"}},
+    }  # fmt: skip
+    for pod, priority, where in (
+        ("victim", 0, {"nodeName": node}),
+        ("urgent", 100, {"nodeSelector": {f"f-{name}": name}}),
+    ):
+        yield "Pod", {
+            "metadata": {
+                "name": f"{pod}-{name}", "namespace": name, "uid": f"u-{pod}-{name}",
+                "annotations": {},
+            },
+            "spec": {
+                "schedulerName": "koord-scheduler", "priority": priority, **where,
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": "3"}}}],
+            },
+        }  # fmt: skip
 
 
 def _round(bed: Bed, caches: dict[str, Cache[Any]], number: int) -> int:
