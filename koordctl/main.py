@@ -19,6 +19,7 @@ from apis.errors import InputError, InputErrors
 from koordctl import render
 from koordctl.client import Client, Refused, Unreachable
 from koordctl.errors import CommandError
+from koordctl.help_texts import EPILOG, epilog
 from koordctl.report import page
 from koordctl.status import status_text
 from koordctl.top import INTERVAL_S, SORTS, follow, screen
@@ -31,42 +32,6 @@ from service.files import replacing
 DEFAULT_RUN_DIR = "/run/koordlet"
 _MOST_MANIFEST_BYTES = 24 << 20
 """Manifests of one plan. The daemon accepts bodies of 32 MiB, and JSON escapes add to the text."""
-
-_EPILOG = """\
-examples:
-  koordctl status
-  koordctl explain container default/web/main
-  koordctl explain file /sys/fs/cgroup/kubepods.slice/cpu.weight
-  koordctl explain node worker-1 batch-cpu
-  koordctl plan --objects ./new-objects
-  koordctl doctor
-  koordctl top
-  koordctl report > node.html
-  koordctl why default/web
-  koordctl simulate --cluster ./dump --pods new-pods.yaml
-"""
-
-_SIMULATE_EPILOG = """\
-what would happen to these pods (Pods, Deployments, Jobs, ... in one file):
-  kubectl get nodes,pods,priorityclasses -A -o json > dump/cluster.json
-  koordctl simulate --cluster dump --pods new-pods.yaml --config scheduler.yaml --scores
-
-how many more of them fit, where, and what stops the next one:
-  koordctl simulate --cluster dump --pods new-pods.yaml --config scheduler.yaml --capacity
-
-where all pods would be under another configuration, and which would have no node:
-  koordctl simulate --cluster dump --config packed.yaml --against scheduler.yaml
-
-from the cluster itself, which is only read, with the configuration that it has:
-  kubectl -n koordinator-system get configmap koord-scheduler-config -o yaml > scheduler.yaml
-  koordctl simulate --cluster kubeconfig --pods new-pods.yaml --config scheduler.yaml
-
-Add what the configuration looks at to a dump, by kubectl get TYPE -A -o json > dump/TYPE.json:
-nodemetrics, noderesourcetopologies, devices, podgroups, replicasets, statefulsets, services,
-namespaces.
-Equal input and seed give equal answers. The exit status is 1 if a pod gets no node.
-"""
-
 
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 """Adds a command: its name, its function, what it shows. Returns its parser."""
@@ -94,7 +59,7 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="koordctl",
         description="Shows what the koordlet of this node does, and why.",
-        epilog=_EPILOG,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"koordctl {VERSION}")
@@ -108,7 +73,13 @@ def command_line() -> argparse.ArgumentParser:
     def command(
         name: str, function: Callable[[argparse.Namespace], int], text: str
     ) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=text, description=text)
+        made = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=epilog(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         # Given after the command, these options override the same ones before it.
         _add_common_options(made, run_dir=argparse.SUPPRESS, output=argparse.SUPPRESS)
         made.set_defaults(command=function)
@@ -135,7 +106,11 @@ def _add_queries(command: Command) -> None:
     explain = command(
         "explain", _explain, "why a pod, a container or a kernel file has the values that it has"
     )
-    explain.add_argument("kind", choices=("pod", "container", "file", "subject", "node"))
+    explain.add_argument(
+        "kind",
+        choices=("pod", "container", "file", "subject", "node"),
+        help="what is named; for a node: how its batch and mid resources were computed",
+    )
     explain.add_argument(
         "name",
         help="pod: namespace/name or uid; container: namespace/pod/container or the id;"
@@ -161,9 +136,15 @@ def _add_views(command: Command) -> None:
     """Add the commands that show the daemon's state and what it did."""
     command("status", _status, "connection, policies, values, and unprotected containers")
     top = command("top", _top, "usage of node, classes and pods, and what the strategies do, live")
-    top.add_argument("--sort", choices=tuple(SORTS), default="cpu", help="order of the pods")
     top.add_argument(
-        "--interval", type=_seconds, default=INTERVAL_S, metavar="SECONDS", help="default: 2"
+        "--sort", choices=tuple(SORTS), default="cpu", help="order of the pods (default: cpu)"
+    )
+    top.add_argument(
+        "--interval",
+        type=_seconds,
+        default=INTERVAL_S,
+        metavar="SECONDS",
+        help=f"between two looks (default: {INTERVAL_S:g})",
     )
     top.add_argument("--once", action="store_true", help="print one look and end")
     report = command("report", _report, "the last hour as one HTML file, on standard output")
@@ -190,8 +171,6 @@ def _add_scheduling(command: Command) -> None:
     simulate = command(
         "simulate", _simulate, "where koord-scheduler would place pods, and why; writes nothing"
     )
-    simulate.formatter_class = argparse.RawDescriptionHelpFormatter
-    simulate.epilog = _SIMULATE_EPILOG
     simulate.add_argument(
         "--cluster",
         required=True,

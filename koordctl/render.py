@@ -50,7 +50,7 @@ def _subject(subject: Mapping[str, Any]) -> str:
         (
             resource_name(value),
             value["requested"],
-            value["value"],
+            with_unit(value["resource"], value["value"]),
             value["observed"],
             value["state"],
             value["why"],
@@ -91,6 +91,17 @@ def _claim(claim: Mapping[str, Any]) -> str:
         f"{claim['policy']} {claim['op']} {claim['value']}:"
         f" {claim['reason']} (from {claim['source']})"
     )
+
+
+def with_unit(resource: str, value: object) -> object:
+    """Return a value as a person reads it: bytes of memory also in the unit that fits them."""
+    text = str(value)
+    if not resource.startswith("memory.") or not text.isdecimal():
+        return value
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if int(text) >= size:
+            return f"{text} ({int(text) / size:.4g} {unit})"
+    return value
 
 
 def resource_name(value: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 p, td, th, figcaption { color: var(--ink); } .soft { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top;
   padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+.numa { width: 1%; white-space: nowrap; }
 figure { margin: 1rem 0; overflow-x: auto; } .wide { overflow-x: auto; }
 svg { display: block; max-width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; } .axis { stroke: var(--line); }
@@ -250,7 +250,9 @@ def _cpus(topology: Mapping[str, Any] | None) -> str:
                 f'<span class="cpu" style="border-color:var(--{colour})" title="CPU {cpu["id"]},'
                 f' core {cpu["core"]}: {html.escape(text)}">{cpu["id"]}</span>'
             )
-        rows.append(f"<tr><td>NUMA node {node['id']}</td><td>{''.join(cells)}</td></tr>")
+        rows.append(
+            f'<tr><td class="numa">NUMA node {node["id"]}</td><td>{"".join(cells)}</td></tr>'
+        )
     keys = "".join(
         f'<span class="key" style="background:var(--{shown[name]})"></span>{html.escape(name)}'
         for name in sorted(shown)

@@ -147,12 +147,13 @@ def _measuring(measuring: Mapping[str, Any]) -> str:
         )
     ready = sum(each["state"] == "ready" for each in measuring["collectors"])
     rounds = f"{measuring['rounds']} rounds, {measuring['skippedTicks']} left out"
-    return f"{ready} collectors; {rounds}; last took {measuring['lastRoundMs']:.0f} ms"
+    took = f"last took {measuring['lastRoundMs']:.0f} ms"
+    return f"{ready} collectors with samples; {rounds}; {took}"
 
 
 def _strategy_row(strategy: Mapping[str, Any]) -> Row:
     age = strategy["stepAgeSeconds"]
-    does = strategy["why"] or strategy["problem"] or strategy["summary"] or "nothing"
+    does = strategy["why"] or strategy["problem"] or strategy["summary"] or "at rest"
     step = "-" if age is None else f"{duration(age)} ago"
     return strategy["name"], strategy["state"], step, does
 
@@ -190,14 +191,21 @@ def _reports(reports: Mapping[str, Any]) -> list[Row]:
     age = metric["ageSeconds"]
     said = "off"
     if metric["enabled"]:
-        sent = "none sent yet" if age is None else f"the last one {duration(age)} ago"
-        said = metric["problem"] or f"{metric['reports']} reports, {sent}"
+        sent = "not sent yet"
+        if age is not None:
+            sent = f"sent {_times(metric['reports'])}, last {duration(age)} ago"
+        said = metric["problem"] or sent
     rows: list[Row] = [("reports", f"NodeMetric: {said}")]
     for each in reports["objects"]:
-        rows.append(("", f"{each['kind']}: {each['problem'] or str(each['writes']) + ' writes'}"))
-    learned = f"{prediction['models']} models, {prediction['trainings']} trainings"
+        written = f"written {_times(each['writes'])}" if each["writes"] else "not written yet"
+        rows.append(("", f"{each['kind']}: {each['problem'] or written}"))
+    learned = f"{prediction['models']} models, trained {_times(prediction['trainings'])}"
     rows.append(("prediction", prediction["problem"] or learned))
     return rows
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def network_rows(network: Mapping[str, Any]) -> list[Row]:

@@ -282,5 +282,6 @@ def gates_off(strategy: Strategy, settings: Settings) -> str:
     """Return why the strategy is off: all its gates are; "" while any is on."""
     if any(settings.gate(gate, default=GATES[gate].default) for gate in strategy.gates):
         return ""
-    names = " and ".join(strategy.gates)
-    return f"feature gate{'s' if len(strategy.gates) > 1 else ''} {names}=false"
+    if len(strategy.gates) == 1:
+        return f"feature gate {strategy.gates[0]}=false"
+    return f"feature gates {', '.join(strategy.gates)}: all false"

@@ -72,7 +72,10 @@ def paths_of(path: str) -> list[str]:
         return [path]
     numbers = sorted(files(path))
     if not numbers:
-        raise ValueError(f"{path} has no files of a recording ({name(1)} and so on)")
+        raise ValueError(
+            f"{path} has no files of a recording ({name(1)} and so on);"
+            " koordlet writes them with recording.enabled: true"
+        )
     return [f"{path}/{name(number)}" for number in numbers]
 
 

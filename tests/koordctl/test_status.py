@@ -180,7 +180,7 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
             assert f"no NodeSLO of this node in {n.folder}/objects.d: its defaults apply" in shown
             assert "NodeMetric: " in shown
             assert "NodeResourceTopology: " in shown
-            assert " trainings" in shown
+            assert "models, trained " in shown
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

@@ -216,7 +216,10 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         if _bounded_by_pod(one, of_pod):
             bounded += raised_here
         _record(one, of_pod, state, notes, gauges)
-    summary = "" if load is None else f"{raised} of {len(held)} quotas raised: {load}"
+    if load is None:
+        summary = _no_pod(situation.inputs.slo.cpu_burst_strategy)
+    else:
+        summary = f"{raised} of {len(held)} quotas raised: {load}"
     if bounded:
         summary += f"; {bounded} {_WITHOUT_EFFECT}"
     if wants_burst and not has_burst:
@@ -229,6 +232,13 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         faults=tuple(faults),
         unmeasured=load is not None and load.state is NodeState.UNKNOWN,
     )
+
+
+def _no_pod(node: CPUBurstStrategy) -> str:
+    """Return why no pod's quota may move."""
+    if node.policy is CPUBurstPolicy.NONE:
+        return f"{_SLO}.policy is none, and no running pod's annotation says otherwise"
+    return "no pod runs whose quota may be raised"
 
 
 def config_of(pod: Pod, node: CPUBurstStrategy) -> tuple[Config, InputError | None]:

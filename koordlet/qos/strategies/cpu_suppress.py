@@ -89,7 +89,8 @@ _USED_BY_BE: Final = ("be_suppress_be_used_cpu_cores", ())
 class Amount(NamedTuple):
     """The terms of the control law, in milli-cores.
 
-    least: the part of cpuSuppressMinPercent, 0 if that is not set.
+    system: what counts, the larger of its use and of what is reserved for it. least: the part of
+    cpuSuppressMinPercent, 0 if that is not set.
     """
 
     capacity: int
@@ -97,6 +98,7 @@ class Amount(NamedTuple):
     pods: int
     host_apps: int
     system: int
+    system_used: int
     least: int
 
     @property
@@ -112,6 +114,8 @@ class Amount(NamedTuple):
         if self.host_apps:
             terms += f" - host applications {self.host_apps / 1000:.1f}"
         terms += f" - system {self.system / 1000:.1f}"
+        if self.system > self.system_used:
+            terms += f" (reserved; it uses {self.system_used / 1000:.1f})"
         return f"{terms}, at least {self.least / 1000:g}" if self.least else terms
 
 
@@ -183,7 +187,8 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         standing = Standing()
         if keeps_pool and not be_cpu_manager:
             standing = _pool_claims(owners, situation)
-        return State(), Verdict(standing=standing, faults=owners.errors)
+        summary = f"nothing is suppressed: {_SLO}.enable is false"
+        return State(), Verdict(standing=standing, summary=summary, faults=owners.errors)
     amount = amount_of(situation)
     if amount is None:
         if state.measured_at and situation.now - state.measured_at <= _HOLD_S:
@@ -251,13 +256,15 @@ def amount_of(situation: Situation) -> Amount | None:
         if app.qos is not QoSClass.BE or app.name not in below_be:
             other_apps += used
     capacity = situation.node.cpu_milli
+    system_used = _milli(node - all_pods - all_apps)
     least = config.cpu_suppress_min_percent
     return Amount(
         capacity=capacity,
         threshold_percent=config.cpu_suppress_threshold_percent,
         pods=_milli(others),
         host_apps=_milli(other_apps),
-        system=max(_milli(node - all_pods - all_apps), _reserved_milli(situation)),
+        system=max(system_used, _reserved_milli(situation)),
+        system_used=system_used,
         least=0 if least is None else capacity * least // 100,
     )
 

@@ -38,7 +38,8 @@ def verdict_of(situation: Situation, rules: Mapping[str, Rule]) -> tuple[None, V
     The state of these strategies is None.
     """
     if not thresholds(situation).enable:
-        return None, Verdict()
+        why = "NodeSLO spec.resourceUsedThresholdWithBE.enable is false"
+        return None, Verdict(summary=f"nothing is evicted: {why}")
     shortages: list[Shortage] = []
     faults: list[InputError] = []
     for gate, rule in rules.items():

@@ -223,7 +223,7 @@ def test_a_gate_that_goes_off_during_a_step_leaves_no_claim() -> None:
 def test_a_strategy_with_several_gates_runs_while_any_is_on() -> None:
     bed = Bed(strategy(gates=("CPUEvict", "BECPUEvict")))
     bed.round()
-    assert bed.runner.statuses[0].why == "feature gates CPUEvict and BECPUEvict=false"
+    assert bed.runner.statuses[0].why == "feature gates CPUEvict, BECPUEvict: all false"
     bed.settings = Settings(feature_gates={"BECPUEvict": True})
     bed.round()
     assert bed.runner.statuses[0].on

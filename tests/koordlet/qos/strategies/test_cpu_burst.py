@@ -373,7 +373,14 @@ def test_pods_with_cpus_of_their_own_and_best_effort_pods_do_not_burst(qos: QoSC
 
 @pytest.mark.parametrize("slo", [{}, burst("none")])
 def test_with_policy_none_nothing_is_claimed(slo: dict[str, Any]) -> None:
-    assert run(at(web(), slo=slo)) == (State(), [Verdict(standing=Standing())])
+    why = "NodeSLO spec.cpuBurstStrategy.policy is none, and no running pod's annotation says"
+    summary = f"{why} otherwise"
+    assert run(at(web(), slo=slo)) == (State(), [Verdict(standing=Standing(), summary=summary)])
+
+
+def test_without_a_pod_that_may_burst_the_summary_says_so() -> None:
+    _, (verdict,) = run(at(web(qos=QoSClass.LSR)))
+    assert verdict.summary == "no pod runs whose quota may be raised"
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,9 @@ def test_a_bad_field_of_one_gate_stops_no_other() -> None:
 
 def test_nothing_is_evicted_with_the_gate_or_the_nodeslo_off() -> None:
     assert verdict(satisfaction(gates=[])) == Verdict()
-    assert verdict(satisfaction(slo={**BE_SLO, "enable": False})) == Verdict()
+    why = "NodeSLO spec.resourceUsedThresholdWithBE.enable is false"
+    off = Verdict(summary=f"nothing is evicted: {why}")
+    assert verdict(satisfaction(slo={**BE_SLO, "enable": False})) == off
 
 
 # --- use ---------------------------------------------------------------------------------------

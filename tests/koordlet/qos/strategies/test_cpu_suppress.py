@@ -400,6 +400,20 @@ def test_cpus_of_lse_pods_the_system_and_reservations_are_never_used(
     assert cpus_of(verdict.standing, ROOT) == state.cpus
 
 
+def test_the_reason_says_when_a_reservation_counts_instead_of_the_systems_use() -> None:
+    reserving_3 = reserving({"resources": {"cpu": "3"}})
+    reserved = amount_of(at(8.5, 6.0, 2.0, inputs=reserving_3))
+    assert str(reserved) == "node 65 % x 16 - LS 6.0 - system 3.0 (reserved; it uses 0.5)"
+    assert str(amount_of(at(12.0, 6.0, 2.0, inputs=reserving_3))).endswith("- system 4.0")
+
+
+def test_while_it_is_off_the_summary_names_the_field() -> None:
+    _, verdict = step(State(), at(9.0, 6.0, 2.0, slo=slo(enable=False)))
+    assert verdict.standing == Standing()
+    field = "NodeSLO spec.resourceUsedThresholdWithBE.enable"
+    assert verdict.summary == f"nothing is suppressed: {field} is false"
+
+
 def test_a_cpu_that_is_allocated_leaves_the_set_at_once() -> None:
     state, _ = step(on("0,4,8,12"), at(9.0, 6.0, 2.0, lse("a", "8")))
     assert 8 not in state.cpus and len(state.cpus) == 4
