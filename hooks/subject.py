@@ -66,7 +66,9 @@ class Amounts(msgspec.Struct, frozen=True):
     batch_memory_request_bytes: int | None = None
     batch_memory_limit_bytes: int | None = None
     mid_cpu_request_milli: int | None = None
+    mid_cpu_limit_milli: int | None = None
     mid_memory_request_bytes: int | None = None
+    mid_memory_limit_bytes: int | None = None
 
 
 class ContainerKind(StrEnum):

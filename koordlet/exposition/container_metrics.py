@@ -1,4 +1,4 @@
-"""Metrics of single containers: OOM scores, core scheduling cookies, batch amounts.
+"""Metrics of single containers: OOM scores, core scheduling cookies, batch and mid amounts.
 
 Names and labels are upstream's: docs/facts/koordlet.md, "Metrics". The values are read at each
 scrape, so a series exists exactly while its value is in force, and nothing expires.
@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from apis.keys import BATCH_CPU, BATCH_MEMORY
+from apis.keys import BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY
 from hooks.subject import Amounts, ContainerSubject, SandboxSubject, Subject
 from koordlet.executor.slots import ResourceView, State
 from linux.resources import Resource
@@ -76,16 +76,18 @@ def of_cookies(node: str, changes: Mapping[CookieKey, int]) -> Iterator[Metric]:
 
 
 def of_amounts(node: str, subjects: Iterable[Subject]) -> Iterator[Metric]:
-    """Yield the batch requests and limits of containers."""
+    """Yield the batch and mid requests and limits of containers."""
     labels = [
         *("node", "resource", "unit", "pod_uid", "pod_name", "pod_namespace"),
         *("container_id", "container_name"),
     ]
     requests = GaugeMetricFamily(
-        "koordlet_container_resource_requests", "Batch resources that are requested.", labels=labels
+        "koordlet_container_resource_requests",
+        "Batch and mid resources that are requested.",
+        labels=labels,
     )
     limits = GaugeMetricFamily(
-        "koordlet_container_resource_limits", "Limits of batch resources.", labels=labels
+        "koordlet_container_resource_limits", "Limits of batch and mid resources.", labels=labels
     )
     for subject in subjects:
         if not isinstance(subject, ContainerSubject):
@@ -107,15 +109,19 @@ Row = tuple[str, str, int | None]
 """Resource, unit, amount."""
 
 
-def _requests(amounts: Amounts) -> tuple[Row, Row]:
+def _requests(amounts: Amounts) -> tuple[Row, ...]:
     return (
         (BATCH_CPU, "integer", amounts.batch_cpu_request_milli),
         (BATCH_MEMORY, "byte", amounts.batch_memory_request_bytes),
+        (MID_CPU, "integer", amounts.mid_cpu_request_milli),
+        (MID_MEMORY, "byte", amounts.mid_memory_request_bytes),
     )
 
 
-def _limits(amounts: Amounts) -> tuple[Row, Row]:
+def _limits(amounts: Amounts) -> tuple[Row, ...]:
     return (
         (BATCH_CPU, "integer", amounts.batch_cpu_limit_milli),
         (BATCH_MEMORY, "byte", amounts.batch_memory_limit_bytes),
+        (MID_CPU, "integer", amounts.mid_cpu_limit_milli),
+        (MID_MEMORY, "byte", amounts.mid_memory_limit_bytes),
     )

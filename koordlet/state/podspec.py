@@ -127,7 +127,9 @@ def _amounts(requests: Mapping[str, Quantity], limits: Mapping[str, Quantity]) -
         batch_memory_request_bytes=_units(requests.get(BATCH_MEMORY)),
         batch_memory_limit_bytes=_units(limits.get(BATCH_MEMORY)),
         mid_cpu_request_milli=_units(requests.get(MID_CPU)),
+        mid_cpu_limit_milli=_units(limits.get(MID_CPU)),
         mid_memory_request_bytes=_units(requests.get(MID_MEMORY)),
+        mid_memory_limit_bytes=_units(limits.get(MID_MEMORY)),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from koordctl.main import main
+from koordctl.render import with_unit
 from koordlet.configuration.config import Config
 from tests.koordctl.asked import POD_UID, Ask, answering, with_daemon
 from tests.koordlet.daemon.bed import SLO, Node, node_object, until
@@ -29,6 +30,23 @@ def test_a_pod_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> No
         assert "written: 100000 -> 80000" in shown
 
     with_daemon(test)
+
+
+@pytest.mark.parametrize(
+    ("resource", "value", "shown"),
+    [
+        ("memory.limit_in_bytes", "134217728", "134217728 (128 MiB)"),
+        ("memory.limit_in_bytes", "1610612736", "1610612736 (1.5 GiB)"),
+        ("memory.limit_in_bytes", "4096", "4096"),
+        ("memory.limit_in_bytes", "unlimited", "unlimited"),
+        ("memory.limit_in_bytes", None, None),
+        ("cpu.shares", "1048576", "1048576"),
+    ],
+)
+def test_bytes_have_a_unit_that_a_person_reads(
+    resource: str, value: str | None, shown: str | None
+) -> None:
+    assert with_unit(resource, value) == shown
 
 
 @pytest.mark.parametrize("name", ["default/pod-aaaa/main", "c1c1c1c1", "containerd://c1c1c1c1c1"])

@@ -24,7 +24,12 @@ POD = make_pod(
     specs=(
         ContainerSpec(
             "main",
-            amounts=Amounts(batch_cpu_request_milli=1500, batch_memory_limit_bytes=1 << 30),
+            amounts=Amounts(
+                batch_cpu_request_milli=1500,
+                batch_memory_limit_bytes=1 << 30,
+                mid_memory_request_bytes=1 << 20,
+                mid_cpu_limit_milli=700,
+            ),
         ),
     ),
 )
@@ -90,7 +95,7 @@ def test_changes_of_cookies_are_counted_for_the_groups_changed_last() -> None:
     assert len(counted) < 300
 
 
-def test_batch_amounts_are_told_with_their_units() -> None:
+def test_batch_and_mid_amounts_have_their_units() -> None:
     whole = {"container_id": "c1", **OF_MAIN}
     assert samples(container_metrics.of_amounts("n1", [MAIN])) == [
         (
@@ -99,8 +104,18 @@ def test_batch_amounts_are_told_with_their_units() -> None:
             1500,
         ),
         (
+            "koordlet_container_resource_requests",
+            {**whole, "resource": "kubernetes.io/mid-memory", "unit": "byte"},
+            1 << 20,
+        ),
+        (
             "koordlet_container_resource_limits",
             {**whole, "resource": "kubernetes.io/batch-memory", "unit": "byte"},
             1 << 30,
+        ),
+        (
+            "koordlet_container_resource_limits",
+            {**whole, "resource": "kubernetes.io/mid-cpu", "unit": "integer"},
+            700,
         ),
     ]

@@ -178,7 +178,11 @@ def test_what_eviction_reads_of_a_pod_object() -> None:
                             "requests": {
                                 "kubernetes.io/mid-cpu": "500",
                                 "kubernetes.io/mid-memory": "1Gi",
-                            }
+                            },
+                            "limits": {
+                                "kubernetes.io/mid-cpu": "600",
+                                "kubernetes.io/mid-memory": "2Gi",
+                            },
                         },
                     }
                 ],
@@ -189,3 +193,4 @@ def test_what_eviction_reads_of_a_pod_object() -> None:
     assert (listed.restart_policy, listed.status_reason) == ("OnFailure", "Evicted")
     amounts = listed.specs[0].amounts
     assert (amounts.mid_cpu_request_milli, amounts.mid_memory_request_bytes) == (500, 1 << 30)
+    assert (amounts.mid_cpu_limit_milli, amounts.mid_memory_limit_bytes) == (600, 2 << 30)
