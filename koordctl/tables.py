@@ -22,7 +22,8 @@ _READABLE = 40
 def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
     """Return aligned columns; the last one wraps within the terminal.
 
-    If the others leave too little room for it, it follows on lines of its own.
+    If the others leave too little room for it, it follows on lines of its own. An empty last column
+    takes no room.
     """
     cells = [[cell(value) for value in row] for row in (header, *rows)]
     if len(cells) == 1:
@@ -30,7 +31,8 @@ def table(header: Row, rows: Iterable[Row], *, width: int | None = None) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
     width = width or shutil.get_terminal_size((120, 40)).columns
     left = sum(widths) + len(_GAP) * len(widths)
-    below = bool(widths) and width - left < max(_NARROWEST_LAST, min(_READABLE, width // 3))
+    cramped = width - left < max(_NARROWEST_LAST, min(_READABLE, width // 3))
+    below = bool(widths) and cramped and any(row[-1] for row in cells)
     lines = []
     for row in cells:
         start = _GAP.join(text.ljust(size) for text, size in zip(row, widths, strict=False))

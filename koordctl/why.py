@@ -116,7 +116,7 @@ async def _from_api_server(
             leader = await _leader(client)
             explanation = await _explanation_of(client, namespace, name)
     except (ApiError, Unreachable, ConnectionConfigError) as error:
-        raise CommandError(cell(f"{error} (and {without})")) from None
+        raise CommandError(cell(f"{without}; the API server: {error}")) from None
     condition = next((c for c in pod.status.conditions if c.type == "PodScheduled"), None)
     state = "unknown"
     if pod.spec.node_name:

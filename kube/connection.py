@@ -7,6 +7,8 @@ plugins, token refresh). It is imported here only, and late, because it costs a 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import socket
 import ssl
@@ -100,6 +102,8 @@ def load_connection(
         if kubeconfig is None and _in_cluster():
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
+            if kubeconfig is not None:
+                _check_there_is_one(kubeconfig)
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=kubeconfig, context=context, client_configuration=settings
             )
@@ -132,6 +136,15 @@ async def wait_for_connection(
 
 class ConnectionConfigError(RuntimeError):
     """There is no usable configuration for an API server."""
+
+
+def _check_there_is_one(kubeconfig: str) -> None:
+    """Raise FileNotFoundError if there is none of the files of a path, or of a list of paths.
+
+    The package does not say which file it looked for.
+    """
+    if not any(Path(each).expanduser().exists() for each in kubeconfig.split(os.pathsep)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), kubeconfig)
 
 
 def _in_words(error: Exception) -> str:

@@ -40,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = parse(given)
         configuration = load(settings)
-    except (FlagError, InputError, InputErrors) as error:
+    except InputErrors as error:
+        for each in error.errors:
+            print(f"koord-scheduler: {each}", file=sys.stderr)
+        return 2
+    except (FlagError, InputError) as error:
         print(f"koord-scheduler: {error}", file=sys.stderr)
         return 2
     logs.set_up(level="debug" if settings.number("v") >= 5 else "info", form="json")
@@ -105,9 +109,15 @@ async def _run(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(client)
         await endpoints.start(stack)
+        _log.info(
+            "koord-scheduler started: profiles %s; pages on %s",
+            ", ".join(process.plugins.profiles),
+            " and ".join(endpoints.addresses) or "no port",
+        )
         collecting = asyncio.create_task(collect_seldom(), name="garbage collection")
         stack.callback(collecting.cancel)
         await process.run(stop)
+        _log.info("koord-scheduler stops as it was asked to")
 
 
 if __name__ == "__main__":

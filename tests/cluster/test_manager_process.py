@@ -171,8 +171,14 @@ def test_a_killed_leader_is_replaced_within_its_lease(server: ApiServer, tmp_pat
 
 
 def test_a_wrong_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionConfigError, match="--kubeconfig"):
+    with pytest.raises(ConnectionConfigError, match="--kubeconfig") as raised:
         load_connection(str(tmp_path / "missing"))
+    assert f"No such file or directory: '{tmp_path}/missing'" in str(raised.value)
+    # Of a list of paths, one has to be there, as for kubectl.
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConnectionConfigError) as raised:
+        load_connection(f"{tmp_path}/missing:{tmp_path}/empty")
+    assert "No such file" not in str(raised.value)
 
 
 def test_missing_webhook_configurations_are_one_line_that_says_what_to_apply(

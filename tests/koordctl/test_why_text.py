@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from koordctl import why
 from koordctl.main import main
-from koordctl.why import text
+from koordctl.why import score_lines, text
 from tests.answering import answering
 
 _ESCAPE = "\x1b]0;owned\x07"
@@ -35,6 +37,37 @@ def test_escape_sequences_of_others_do_not_reach_the_terminal(member: str) -> No
     assert found[member] in shown
     assert "\\x1b]0;owned\\x07" in shown
     assert "\x1b]" not in shown
+
+
+def test_the_scores_of_many_plugins_stay_in_columns() -> None:
+    plugins = [f"PluginOfAVeryLongName{number}" for number in range(9)]
+    scores = {
+        "nodes": 3,
+        "feasible": 2,
+        "best": [
+            {"node": node, "total": 9, "scores": dict.fromkeys(plugins, 1)}
+            for node in ("n1", "a-longer-name")
+        ],
+    }
+    header, *rows = score_lines(scores)[1].splitlines()
+    assert len(rows) == 2
+    for row in rows:
+        assert [at for at, one in enumerate(row) if one == "1" and row[at - 1] == " "] == [
+            header.index(name) for name in plugins
+        ]
+
+
+def test_a_pod_that_the_scheduler_does_not_know_is_said_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = json.dumps({"message": "pod 'default/nope' is not known"}).encode()
+    with answering(404, body) as (port, _, _):
+        url = f"http://127.0.0.1:{port}"
+        monkeypatch.setattr(why, "DEFAULT_SCHEDULER", url)
+        status = main(["why", "nope", "--kubeconfig", str(tmp_path / "none")])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.startswith(f"koordctl: {url}: pod 'default/nope' is not known; the API server: ")
 
 
 def test_nor_do_those_of_a_scheduler_without_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def _tree(text: str, obj: str) -> dict[str, Any]:
     except NotYaml as error:
         raise refused(str(error)) from None
     if not isinstance(tree, dict):
-        raise refused(f"expected a {KIND}", tree)
+        raise refused(f"expected a {KIND}", "" if tree is None else tree)
     plain: dict[str, Any] = without_nulls(tree)
     for name, wanted in (("apiVersion", GROUP_VERSION), ("kind", KIND)):
         if plain.get(name) != wanted:
@@ -126,7 +126,11 @@ def _tree(text: str, obj: str) -> dict[str, Any]:
                 field=name,
                 value=plain.get(name, "(absent)"),
                 problem=f"expected {wanted}",
-                hint="nothing else of the file was read",
+                hint=(
+                    "the file stands in the data of this ConfigMap: mount it, and name the file"
+                    if plain.get("kind") == "ConfigMap"
+                    else "nothing else of the file was read"
+                ),
             )
             raise InputErrors([other])
     return plain

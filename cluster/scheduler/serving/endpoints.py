@@ -54,14 +54,16 @@ class Endpoints:
         show_state(process)
         self.plain: Server | None = None
         self.secure: Server | None = None
+        self.addresses: list[str] = []
+        """URLs of the ports that are served."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Serve. Raises OSError if a port is taken, ApiError or Unreachable if a necessary look-up
-        fails, FlagError for a kubeconfig that cannot be used."""
+        """Serve. Raises ApiError or Unreachable if a necessary look-up fails, FlagError for a port
+        that is taken, and for a kubeconfig that cannot be used."""
         settings = self._settings
-        if port := settings.port("port"):
+        if settings.port("port"):
             self.plain = self._server(stack, self._only_here)
-            await self.plain.listen_tcp(settings.text("address"), port)
+            await self._listen(self.plain, "port", "address")
         if self._tls is not None:
             await self._start_secure(stack, self._tls)
 
@@ -77,12 +79,24 @@ class Endpoints:
             await tls.look_up_client_ca(tokens, tolerate=tolerate)
         access = Access(access_settings(settings), tokens=tokens, rights=rights)
         self.secure = self._server(stack, access.guard)
-        address, port = settings.text("bind-address"), settings.port("secure-port")
-        await self.secure.listen_tcp(address, port, tls=tls.current)
+        await self._listen(self.secure, "secure-port", "bind-address", tls=tls)
         following = asyncio.create_task(
             tls.follow(tokens if published else None), name="certificates"
         )
         stack.callback(following.cancel)
+
+    async def _listen(
+        self, server: Server, port_flag: str, address_flag: str, *, tls: ServingTls | None = None
+    ) -> None:
+        port, address = self._settings.port(port_flag), self._settings.text(address_flag)
+        try:
+            await server.listen_tcp(address, port, tls=None if tls is None else tls.current)
+        except OSError as error:
+            text = f"cannot be served on --{address_flag}={address}: {error.strerror or error}"
+            raise FlagError(f"--{port_flag}={port}: {text}") from None
+        scheme = "http" if tls is None else "https"
+        host = f"[{address}]" if ":" in address else address
+        self.addresses.append(f"{scheme}://{host}:{port}")
 
     async def _client(self, stack: AsyncExitStack, flag: str) -> Client:
         """Return a client for reviews: of the flag's kubeconfig, else as the scheduler itself."""

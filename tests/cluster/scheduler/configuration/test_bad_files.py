@@ -104,6 +104,8 @@ def test_mistakes_in_different_places_are_reported_together() -> None:
         ("x: " + "y" * (1 << 20), "longer than 1048576 characters"),
         ("x: !!python/object:os.system {}", "is not read here"),
         ('x: "\\ud800"', "invalid Unicode"),
+        ("", r"\(whole file\) = '': expected a KubeSchedulerConfiguration"),
+        ("{apiVersion: v1, kind: ConfigMap, data: {}}", "in the data of this ConfigMap: mount it"),
         ("\0", "control characters|special characters"),
     ],
 )

@@ -165,6 +165,10 @@ async def _play(server: ApiServer, first: _Replica, second: _Replica) -> None:
         assert await asyncio.to_thread(other.process.wait, 30) == 0
         lease: dict[str, Any] = await read(client, LEASES, "koord-scheduler", NAMESPACE)
         assert not lease["spec"].get("holderIdentity")
+        messages = [json.loads(line)["message"] for line in other.log.read_text().splitlines()]
+        pages = f"http://127.0.0.1:{other.port} and https://127.0.0.1:{other.secure_port}"
+        assert f"koord-scheduler started: profiles koord-scheduler; pages on {pages}" in messages
+        assert messages[-1] == "koord-scheduler stops as it was asked to"
         for each in replicas:
             assert "forbidden" not in each.log.read_text().lower()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -451,3 +452,21 @@ def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
     ):
         with pytest.raises(FlagError, match=named):
             ServingTls(parse(flags))
+
+
+@pytest.mark.parametrize("flag", ["port", "secure-port"])
+def test_a_port_that_is_taken_is_named_with_its_flag(flag: str) -> None:
+    async def run(port: int) -> None:
+        with pytest.raises(FlagError, match=rf"--{flag}={port}: .*0\.0\.0\.0: Address already in"):
+            async with _serving(f"--{flag}={port}"):
+                pass
+
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        asyncio.run(run(taken.getsockname()[1]))
+
+
+def test_the_addresses_of_the_ports_are_known() -> None:
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        assert endpoints.addresses == [f"http://127.0.0.1:{plain}", f"https://[::1]:{secure}"]
+
+    _play(scenario, "--address=127.0.0.1", "--bind-address=::1")
