@@ -36,10 +36,11 @@ class InputError(ValueError):
         self.value = printable(value)
         self.problem = problem
         self.hint = hint
-        where = (
-            f"{printable(obj)}: {printable(field)} = {self.value!r}" if field else printable(obj)
-        )
-        line = f"{where}: {problem}"
+        line = f"{printable(obj)}: "
+        if field:
+            shown = "is not set" if value is None else f"= {self.value!r}"
+            line += f"{printable(field)} {shown}: "
+        line += problem
         super().__init__(f"{line} ({hint})" if hint else line)
 
     def about(self, obj: str) -> InputError:

@@ -76,7 +76,7 @@ def _details(value: Mapping[str, Any]) -> list[str]:
         lines.append(f"    shaped by {_claim(each)}")
     for each in value["losers"]:
         lines.append(f"    overruled: {_claim(each)}")
-    if value.get("detail"):
+    if value.get("detail") and not (winner and winner.get("degraded") == value["detail"]):
         lines.append(f"    {value['state']}: {value['detail']}")
     if value.get("original") is not None:
         lines.append(f"    original {value['original']}")

@@ -176,12 +176,12 @@ def _evictions(evictions: Mapping[str, Any]) -> list[Row]:
                 f" at {when(last['at'])} for {last['gate']}",
             )
         )
-    if evictions.get("heldBack"):
-        rows.append(("", evictions["heldBack"]))
-    rows += [
-        ("", f"{short['gate']} is not covered: {short['why']}")
-        for short in evictions.get("short", ())
+    said = [evictions["heldBack"]] if evictions.get("heldBack") else []
+    said += [
+        f"{short['gate']} is not covered: {short['why']}" for short in evictions.get("short", ())
     ]
+    for each in said:
+        rows.append(("" if rows else "evictions", each))
     return rows
 
 
@@ -191,9 +191,9 @@ def _reports(reports: Mapping[str, Any]) -> list[Row]:
     age = metric["ageSeconds"]
     said = "off"
     if metric["enabled"]:
-        sent = "not sent yet"
+        sent = "not reported yet"
         if age is not None:
-            sent = f"sent {_times(metric['reports'])}, last {duration(age)} ago"
+            sent = f"reported {_times(metric['reports'])}, last {duration(age)} ago"
         said = metric["problem"] or sent
     rows: list[Row] = [("reports", f"NodeMetric: {said}")]
     for each in reports["objects"]:

@@ -9,7 +9,7 @@ that window has passed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +19,7 @@ from apis.nodeslo import NodeSLOSpec
 from hooks.claim import Claim
 from hooks.facts import NodeInputs
 from hooks.standing import Standing
-from hooks.subject import HostAppSubject
+from hooks.subject import HostAppSubject, PodSubject
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
@@ -121,6 +121,7 @@ class _Replay:
         self._inputs: NodeInputs | None = None
         self._pods: tuple[PodOnNode, ...] = ()
         self._apps: tuple[HostAppSubject, ...] = ()
+        self._known: Mapping[str, str] = {}
         self._node: NodeAmounts | None = None
         self._interval_s = 1.0
         self._names: tuple[Series, ...] = ()
@@ -165,6 +166,7 @@ class _Replay:
                 self._inputs = inputs
             case frames.Pods(pods, apps):
                 self._pods, self._apps = pods, apps
+                self._known = names_of(pods)
             case frames.Amounts(node, interval_s):
                 self._node, self._interval_s = node, interval_s
             case frames.Names(names):
@@ -216,7 +218,7 @@ class _Replay:
                     wall=frame.wall,
                     strategy=status.name,
                     summary=status.problem or status.summary,
-                    claims=claim_lines(lease.standing) if lease is not None else (),
+                    claims=(claim_lines(lease.standing, self._known) if lease is not None else ()),
                     evictions=tuple(
                         f"{short.gate} for {short.resource}"
                         for short in outcome.shortages
@@ -227,12 +229,22 @@ class _Replay:
         return tuple(decided)
 
 
-def claim_lines(standing: Standing) -> tuple[str, ...]:
-    """Return each claim as "subject resource op value", sorted."""
+def names_of(pods: Iterable[PodOnNode]) -> dict[str, str]:
+    """Return the key of each pod and container with its name; keys have UIDs and ids."""
+    names: dict[str, str] = {}
+    for one in pods:
+        name = f"{one.pod.namespace}/{one.pod.name}"
+        names[PodSubject(one.pod).key] = f"pod {name}"
+        names |= {each.key: f"container {name}/{each.name}" for each in one.containers}
+    return names
+
+
+def claim_lines(standing: Standing, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return each claim as "subject resource op value", sorted. names: of subjects, by key."""
 
     def line(subject: str, claim: Claim) -> str:
         value = f"x {claim.factor:g}" if claim.value == 0 and claim.factor != 1.0 else claim.value
-        return f"{subject} {claim.resource} {claim.op} {value}"
+        return f"{names.get(subject, subject)} {claim.resource} {claim.op} {value}"
 
     lines = [line(key, claim) for key, claims in standing.by_subject.items() for claim in claims]
     lines += [

@@ -100,11 +100,12 @@ class Keeper:
         self._look_at = 0.0
         self._failed_rounds = 0
         self._reported: tuple[str, ...] = ()
+        self._files = 0
 
     @property
     def writes(self) -> int:
-        """How many patches and creations the server took."""
-        return self._object.writes
+        """How many patches and creations the server took, and how often the file was replaced."""
+        return self._object.writes + self._files
 
     def look_again(self) -> None:
         """Read the object with the next round: it, or what it depends on, has changed."""
@@ -166,6 +167,7 @@ class Keeper:
             await loop.run_in_executor(
                 self._workers, write_manifest, self._directory, self._resource, plain
             )
+            self._files += 1
 
     async def _node_uid(self, client: Client) -> str:
         """Return the UID of the Node that shall own the object. Raises ApiError without a Node."""

@@ -355,7 +355,7 @@ def test_allocatable_is_amplified_and_the_kubelets_value_remembered() -> None:
         ('{"cpu":2,"memory":-1}', "20", "64Gi", ["memory = '-1': expected 0..1000"]),
         ('{"cpu":2,"memory":1001}', "20", "64Gi", ["memory = '1001': expected 0..1000"]),
         ('{"cpu":2,"memory":1e400}', "10", "64Gi", ["Number out of range"]),
-        ('{"cpu":null,"memory":2}', "10", "128Gi", ["cpu = 'None': expected a number"]),
+        ('{"cpu":null,"memory":2}', "10", "128Gi", ["cpu is not set: expected a number"]),
         ('{"pods":2,"nvidia.com/gpu":"x"}', "10", "64Gi", []),
         ("[]", "10", "64Gi", ["resource-amplification-ratio"]),
         ("{", "10", "64Gi", ["resource-amplification-ratio"]),

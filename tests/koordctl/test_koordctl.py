@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from koordctl.main import main
-from koordctl.render import with_unit
+from koordctl.render import explanation, with_unit
 from koordlet.configuration.config import Config
 from tests.koordctl.asked import POD_UID, Ask, answering, with_daemon
 from tests.koordlet.daemon.bed import SLO, Node, node_object, until
@@ -30,6 +30,30 @@ def test_a_pod_is_explained_for_people(capsys: pytest.CaptureFixture[str]) -> No
         assert "written: 100000 -> 80000" in shown
 
     with_daemon(test)
+
+
+def test_why_a_value_is_degraded_stands_there_once() -> None:
+    short = "kept at the quota of 80000 µs"
+    value: dict[str, Any] = {
+        "resource": "cpu.cfs_burst_us",
+        "key": "",
+        "requested": None,
+        "value": "800000",
+        "observed": "80000",
+        "state": "degraded",
+        "why": "CPUBurst: 1000 % of the limit",
+        "winner": {"source": "NodeSLO", "degraded": short},
+        "modifiers": [],
+        "losers": [],
+        "detail": short,
+        "original": "0",
+    }
+    subject = {"level": "pod", "name": "Pod default/web", "cgroup": "", "faults": []}
+    shown = explanation({"subjects": [subject | {"values": [value]}]})
+    assert shown.count(short) == 1
+    value["detail"] = "the kernel keeps 80000"
+    shown = explanation({"subjects": [subject | {"values": [value]}]})
+    assert short in shown and "degraded: the kernel keeps 80000" in shown
 
 
 @pytest.mark.parametrize(

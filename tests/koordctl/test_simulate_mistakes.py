@@ -31,7 +31,7 @@ def _mistakes() -> list[tuple[str, Any, str]]:
         ("name", [unnamed], "metadata.name = '': is missing"),
         ("replicas", [workload("Deployment", "w", -1)], "Deployment w: spec.replicas = '-1'"),
         ("type", [pod("a", containers="x")], "Pod default/a: Expected `array`"),
-        ("spec", [{**pod("a"), "spec": None}], "Pod default/a: spec = 'None'"),
+        ("spec", [{**pod("a"), "spec": None}], "Pod default/a: spec is not set"),
     ]
 
 

@@ -86,6 +86,10 @@ def test_status_shows_the_last_eviction_and_what_is_short(
         assert "evictions 1; last Pod default/hog, evicted, at" in shown
         assert "for CPUEvict kubelet evicts pods itself: the Node has MemoryPressure" in shown
         assert "BEMemoryEvict is not covered: no pod is left" in shown
+        # Also before the first eviction a row says what it is about.
+        answer["evictions"] |= {"evictions": 0, "heldBack": "", "last": []}
+        shown = " ".join(status_text(answer).split())
+        assert "evictions BEMemoryEvict is not covered: no pod is left" in shown
         del answer["evictions"]
         assert "evictions" not in status_text(answer)
 

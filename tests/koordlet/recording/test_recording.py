@@ -19,6 +19,7 @@ from apis.effective_nodeslo import decode_nodeslo
 from hooks.claim import Claim
 from hooks.facts import NodeInputs, Settings
 from hooks.standing import Standing
+from hooks.subject import ContainerSubject
 from koordctl import main as koordctl
 from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
@@ -36,6 +37,7 @@ from koordlet.recording.replay import (
     changes,
     claim_lines,
     compared,
+    names_of,
     paths_of,
     replay,
 )
@@ -106,9 +108,10 @@ class _Daemon:
         )
         self.recorder.round(situation)
         self._runner.run(situation, lambda: self._inputs.settings)
+        names = names_of(self._pods)
         self.wanted.append(
             {
-                each.name: claim_lines(lease.standing) if lease is not None else ()
+                each.name: claim_lines(lease.standing, names) if lease is not None else ()
                 for each in STRATEGIES
                 for lease in [self._board.lease(each.name)]
             }
@@ -324,6 +327,21 @@ def test_a_state_that_outlasts_a_restart_does_so_in_a_replay(tmp_path: Path) -> 
     found = [each.claims[0][-3:] for (each,) in replay(paths_of(str(tmp_path)), (counted,))]
     # The claim of before stays while nothing can be judged, and with it the state.
     assert found == ["100", "101", "102", "103", "103", "103", "103", "100", "101"]
+
+
+def test_claims_name_pods_and_containers_as_people_do() -> None:
+    claim = claim_on_shares(100)
+    pod = _WEB
+    one = PodOnNode(pod, containers=(ContainerSubject(pod, "main", "c1c1"),))
+    keys = (f"pod/{pod.uid}", "container/c1c1", "kubeqos/BestEffort", "container/gone")
+    standing = Standing(dict.fromkeys(keys, (claim,)))
+    name = f"{pod.namespace}/{pod.name}"
+    assert claim_lines(standing, names_of([one])) == (
+        f"container {name}/main cpu.shares set 100",
+        "container/gone cpu.shares set 100",
+        "kubeqos/BestEffort cpu.shares set 100",
+        f"pod {name} cpu.shares set 100",
+    )
 
 
 # --- koordctl ----------------------------------------------------------------------------------

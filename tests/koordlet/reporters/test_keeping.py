@@ -227,6 +227,7 @@ def test_without_an_api_server_the_object_is_a_file(tmp_path: Path) -> None:
 
     node = Node(str(tmp_path))
     asyncio.run(node.keeper.round(None))
+    assert node.keeper.writes == 1
     manifest = json.loads((tmp_path / "noderesourcetopology.json").read_text())
     assert manifest["apiVersion"] == "topology.node.k8s.io/v1alpha1"
     assert "ownerReferences" not in manifest["metadata"]
