@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -224,34 +223,30 @@ class EventWriter:
         """Write what was recorded, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_once):
-                group.create_task(self._work())
+                group.create_task(
+                    self._behind.write(
+                        self._write_next,
+                        waiting=lambda: len(self._waiting),
+                        wake=self._wake,
+                        pauses=(_FIRST_PAUSE_S, _LONGEST_PAUSE_S),
+                    )
+                )
 
-    async def _work(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            while not self._waiting:
-                self._wake.clear()
-                await self._wake.wait()
-            await self._behind.turn(lambda: len(self._waiting))
-            if not self._waiting:
-                continue
-            waiting = self._take()
-            self._writing += 1
-            try:
-                wait = await self._write(waiting)
-            except Exception:  # noqa: BLE001 - one event must not end the writing of others
-                self.faults.note("writing an event", about=waiting.event.reason)
-                self._lose(waiting, "a defect")
-                wait = False
-            finally:
-                self._writing -= 1
-            if not self._waiting and not self._writing:
-                self._settled.set()
-            if wait:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
-            else:
-                pause = _FIRST_PAUSE_S
+    async def _write_next(self) -> bool:
+        """Write the next event. Return whether to pause before the one after it."""
+        waiting = self._take()
+        self._writing += 1
+        try:
+            wait = await self._write(waiting)
+        except Exception:  # noqa: BLE001 - one event must not end the writing of others
+            self.faults.note("writing an event", about=waiting.event.reason)
+            self._lose(waiting, "a defect")
+            wait = False
+        finally:
+            self._writing -= 1
+        if not self._waiting and not self._writing:
+            self._settled.set()
+        return wait
 
     async def _write(self, waiting: _Waiting) -> bool:
         """Write one event or series. Return whether to pause before the next."""

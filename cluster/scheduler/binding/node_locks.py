@@ -33,6 +33,7 @@ import msgspec
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.binding.lock_text import LOCK_SECONDS, NodeLock, lock_text, parse_lock
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
+from cluster.scheduler.binding.preparation import GivenUp, check_pod
 from kube.cache import Event
 from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
@@ -109,14 +110,6 @@ class _HeldBy:
     """Another pod holds the lock. pod: as NodeLock.pod."""
 
     pod: str
-
-
-class _GivenUp(Exception):
-    """The pod cannot be bound to its node now."""
-
-    def __init__(self, why: Why, message: str) -> None:
-        super().__init__(message)
-        self.refused = Refused(why, message)
 
 
 @dataclass(slots=True)
@@ -261,7 +254,7 @@ class NodeLocks:
         placement = waiting.placement
         try:
             found = await self._take(waiting)
-        except _GivenUp as given_up:
+        except GivenUp as given_up:
             self._give_up(waiting, given_up.refused)
             return _Step.DONE
         except Exception as error:  # noqa: BLE001 - a defect must not leave a booking for ever
@@ -280,13 +273,13 @@ class NodeLocks:
         return _Step.DONE
 
     async def _take(self, waiting: _Waiting) -> _Step | _HeldBy:
-        """Look at the lock, and take it if it is free. Raises _GivenUp.
+        """Look at the lock, and take it if it is free. Raises GivenUp.
 
         A lock that an earlier write took, whose answer was lost, is written again with the present
         time.
         """
         placement = waiting.placement
-        self._check_pod(placement)
+        check_pod(placement, self._pod_of(placement.key))
         try:
             node = _node_of(await self._request("GET", NODES, placement.node))
             text = (node.metadata.annotations or {}).get(placement.lock, "")
@@ -310,20 +303,20 @@ class NodeLocks:
                 _log.info("%s: taken over for pod %s", _about(placement, text), placement.key)
             return _Step.DONE
         if waiting.failures >= _MOST_FAILURES:
-            raise _GivenUp(Why.FAILING, f"{_about(placement)}: {reason}")
+            raise GivenUp(Why.FAILING, f"{_about(placement)}: {reason}")
         _log.info("%s: not taken yet for pod %s: %s", _about(placement), placement.key, reason)
         return _Step.AGAIN
 
     def _check_refusal(self, placement: Placement, error: ApiError) -> None:
-        """Return if another try may succeed. Raises _GivenUp."""
+        """Return if another try may succeed. Raises GivenUp."""
         message = f"{_about(placement)}: {error.message}"
         if error.forbidden:
             message += f"; the right is in {MANIFEST}"
-            raise _GivenUp(Why.FORBIDDEN, message) from None
+            raise GivenUp(Why.FORBIDDEN, message) from None
         if error.not_found:
-            raise _GivenUp(Why.CONFLICT, message) from None
+            raise GivenUp(Why.CONFLICT, message) from None
         if error.status in (400, 422):
-            raise _GivenUp(Why.INVALID, message) from None
+            raise GivenUp(Why.INVALID, message) from None
 
     async def _holder(self, placement: Placement, text: str) -> NodeLock | None:
         """Return the lock of another pod, None if the lock can be taken."""
@@ -364,7 +357,7 @@ class NodeLocks:
         return _may_hold(pod.spec.node_name, pod.status.phase, node)
 
     def _held(self, placement: Placement, text: str, lock: NodeLock) -> _HeldBy:
-        """Return who holds a lock, as long as it is worth waiting. Raises _GivenUp."""
+        """Return who holds a lock, as long as it is worth waiting. Raises GivenUp."""
         key = (placement.node, placement.lock)
         now = self._steady()
         if self._seen.get(key, ("", 0.0))[0] != text:
@@ -376,7 +369,7 @@ class NodeLocks:
         if waited >= self._held_s and self._queued(placement, lock.pod) is None:
             holder = f"pod {lock.pod}" if lock.pod else "a pod that it does not name"
             message = f"{_about(placement, text)}: held until {holder} has its devices"
-            raise _GivenUp(Why.LOCKED, message)
+            raise GivenUp(Why.LOCKED, message)
         return _HeldBy(lock.pod)
 
     def _give_up(self, waiting: _Waiting, refused: Refused) -> None:
@@ -388,13 +381,6 @@ class NodeLocks:
             self._refuse(waiting.placement, refused)
         except Exception:  # noqa: BLE001 - the other placements go on
             self.faults.note("taking an outcome", about=waiting.placement.key)
-
-    def _check_pod(self, placement: Placement) -> None:
-        pod = self._pod_of(placement.key)
-        if pod is None or pod.metadata.uid != placement.uid:
-            raise _GivenUp(Why.DELETED, f"pod {placement.key} does not exist any more")
-        if pod.metadata.deletion_timestamp is not None:
-            raise _GivenUp(Why.DELETED, f"pod {placement.key} is being deleted")
 
     # --- releasing -----------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ and the rest follows after the bindings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 _EVERY_S: Final = 0.05
@@ -28,6 +29,35 @@ class BehindBindings:
         self._busy = busy
         self._many = many
         self._paced = asyncio.Lock()
+
+    async def write(
+        self,
+        write_next: Callable[[], Awaitable[bool]],
+        *,
+        waiting: Callable[[], int],
+        wake: asyncio.Event,
+        pauses: tuple[float, float],
+    ) -> None:
+        """Write what waits, one after another, until cancelled.
+
+        write_next: writes the next one and returns whether to pause after it, because the API
+        server cannot take more now. wake: set when more waits. pauses: the first and the longest in
+        seconds, doubled from one to the next.
+        """
+        first, longest = pauses
+        pause = first
+        while True:
+            while not waiting():
+                wake.clear()
+                await wake.wait()
+            await self.turn(waiting)
+            if not waiting():
+                continue
+            if await write_next():
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, longest)
+            else:
+                pause = first
 
     async def turn(self, waiting: Callable[[], int]) -> None:
         """Return when the next write may begin. waiting: returns how many writes wait."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -195,29 +194,24 @@ class StatusWriter:
         """Write what was submitted, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._at_once):
-                group.create_task(self._work())
+                group.create_task(
+                    self._behind.write(
+                        self._write_next,
+                        waiting=lambda: len(self._waiting),
+                        wake=self._wake,
+                        pauses=(_FIRST_PAUSE_S, _LONGEST_PAUSE_S),
+                    )
+                )
 
-    async def _work(self) -> None:
-        pause = _FIRST_PAUSE_S
-        while True:
-            while not self._waiting:
-                self._wake.clear()
-                await self._wake.wait()
-            await self._behind.turn(lambda: len(self._waiting))
-            if not self._waiting:
-                continue
-            _, waiting = self._waiting.popitem(last=False)
-            try:
-                wait = await self._write(waiting)
-            except Exception:  # noqa: BLE001 - one status must not end the writing of others
-                self.faults.note("writing a status", about=waiting.status.key)
-                self.counts.lost += 1
-                wait = False
-            if wait:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
-            else:
-                pause = _FIRST_PAUSE_S
+    async def _write_next(self) -> bool:
+        """Write the next status. Return whether to pause before the one after it."""
+        _, waiting = self._waiting.popitem(last=False)
+        try:
+            return await self._write(waiting)
+        except Exception:  # noqa: BLE001 - one status must not end the writing of others
+            self.faults.note("writing a status", about=waiting.status.key)
+            self.counts.lost += 1
+            return False
 
     async def _write(self, waiting: _Waiting) -> bool:
         """Write one status. Return whether to pause before the next."""

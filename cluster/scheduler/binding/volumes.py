@@ -29,6 +29,7 @@ from apis.storage import (
     decode_volume,
 )
 from cluster.scheduler.binding.placement import Placement, Refused, Why
+from cluster.scheduler.binding.preparation import GivenUp, check_pod
 from kube.cache import Cache, Event, object_key
 from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
@@ -50,14 +51,6 @@ _LOOK_S: Final = 1.0
 noticed at once. As kube-scheduler."""
 _DEFAULT_TIMEOUT_S: Final = 600.0
 """kube-scheduler's bindTimeoutSeconds."""
-
-
-class _GivenUp(Exception):
-    """The pod cannot be bound to its node with these volumes."""
-
-    def __init__(self, why: Why, message: str) -> None:
-        super().__init__(message)
-        self.refused = Refused(why, message)
 
 
 @dataclass(slots=True)
@@ -134,7 +127,7 @@ class VolumeBinder:
             written = await self._write(placement)
             async with asyncio.timeout(seconds):
                 await self._wait(placement, written)
-        except _GivenUp as given_up:
+        except GivenUp as given_up:
             self._give_up(placement, given_up.refused)
         except TimeoutError:
             self._give_up(
@@ -220,7 +213,7 @@ class VolumeBinder:
     ) -> T:
         """Write a patch until its effect is certain; return the object as it is then.
 
-        patch_of: the patch that an object still needs, None if none; raises _GivenUp. The version
+        patch_of: the patch that an object still needs, None if none; raises GivenUp. The version
         that the patch was made for is a precondition. After a conflict or a lost answer the object
         is read, and the patch made again.
         """
@@ -230,7 +223,7 @@ class VolumeBinder:
         pause = _FIRST_PAUSE_S
         failures = 0
         while True:
-            self._check_pod(placement)
+            check_pod(placement, self._pod_of(placement.key))
             try:
                 if found is None:
                     found = decode(await self._request("GET", path))
@@ -241,10 +234,10 @@ class VolumeBinder:
                 return decode(await self._request("PATCH", path, body))
             except ApiError as error:
                 if error.not_found:
-                    raise _GivenUp(Why.CONFLICT, f"binding volumes: {what} not found") from None
+                    raise GivenUp(Why.CONFLICT, f"binding volumes: {what} not found") from None
                 if error.status in (403, 400, 422):
                     why = Why.FORBIDDEN if error.status == 403 else Why.INVALID
-                    raise _GivenUp(why, f"binding volumes: {what}: {error.message}") from None
+                    raise GivenUp(why, f"binding volumes: {what}: {error.message}") from None
                 if error.status not in (401, 429):
                     failures += 1
                 reason = str(error)
@@ -252,7 +245,7 @@ class VolumeBinder:
                 failures = 0
                 reason = str(error)
             if failures >= _MOST_FAILURES:
-                raise _GivenUp(Why.FAILING, f"binding volumes: {what}: {reason}")
+                raise GivenUp(Why.FAILING, f"binding volumes: {what}: {reason}")
             _log.info("%s is not written yet for pod %s: %s", what, placement.key, reason)
             found = None
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -272,7 +265,7 @@ class VolumeBinder:
     # --- waiting -------------------------------------------------------------------------------
 
     async def _wait(self, placement: Placement, written: Mapping[str, int]) -> None:
-        """Wait until all claims are bound. Raises _GivenUp."""
+        """Wait until all claims are bound. Raises GivenUp."""
         planned = placement.volumes
         keys = {*planned.provisions, *(key for pair in planned.binds for key in pair)}
         changed = asyncio.Event()
@@ -291,8 +284,8 @@ class VolumeBinder:
                     del self._waiting[key]
 
     def _all_bound(self, placement: Placement, written: Mapping[str, int]) -> bool:
-        """Return whether all claims are bound. Raises _GivenUp if one will not be."""
-        self._check_pod(placement)
+        """Return whether all claims are bound. Raises GivenUp if one will not be."""
+        check_pod(placement, self._pod_of(placement.key))
         return all(
             [
                 *(
@@ -311,12 +304,12 @@ class VolumeBinder:
         if claim is None:
             raise _missing(key)
         if volume is None:
-            raise _GivenUp(Why.CONFLICT, f"binding volumes: PersistentVolume {name} not found")
+            raise GivenUp(Why.CONFLICT, f"binding volumes: PersistentVolume {name} not found")
         if _version(volume.metadata.resource_version) < version:
             return False
         reference = volume.spec.claim_ref
         if reference is None or reference.uid != claim.metadata.uid:
-            raise _GivenUp(Why.CONFLICT, f'binding volumes: ClaimRef got reset for pv "{name}"')
+            raise GivenUp(Why.CONFLICT, f'binding volumes: ClaimRef got reset for pv "{name}"')
         self._check_reach(placement, name)
         return claim.is_bound
 
@@ -328,7 +321,7 @@ class VolumeBinder:
             return False
         if claim.selected_node != placement.node:
             # A provisioner takes the node away when it cannot make the volume there.
-            raise _GivenUp(
+            raise GivenUp(
                 Why.CONFLICT,
                 f'binding volumes: provisioning failed for PVC "{claim.metadata.name}"',
             )
@@ -340,20 +333,13 @@ class VolumeBinder:
     def _check_reach(self, placement: Placement, volume: str) -> None:
         reaches = self._reaches(volume, placement.node)
         if reaches is None:
-            raise _GivenUp(Why.CONFLICT, f'binding volumes: failed to get node "{placement.node}"')
+            raise GivenUp(Why.CONFLICT, f'binding volumes: failed to get node "{placement.node}"')
         if not reaches:
-            raise _GivenUp(
+            raise GivenUp(
                 Why.CONFLICT,
                 f'binding volumes: pv "{volume}" node affinity doesn\'t match node '
                 f'"{placement.node}"',
             )
-
-    def _check_pod(self, placement: Placement) -> None:
-        pod = self._pod_of(placement.key)
-        if pod is None or pod.metadata.uid != placement.uid:
-            raise _GivenUp(Why.DELETED, f"pod {placement.key} does not exist any more")
-        if pod.metadata.deletion_timestamp is not None:
-            raise _GivenUp(Why.DELETED, f"pod {placement.key} is being deleted")
 
 
 def _reference(volume: PersistentVolume, claim: PersistentVolumeClaim) -> dict[str, object] | None:
@@ -362,7 +348,7 @@ def _reference(volume: PersistentVolume, claim: PersistentVolumeClaim) -> dict[s
     if reference is not None:
         same = (reference.namespace, reference.name) == (of.namespace, of.name)
         if not same or reference.uid not in ("", of.uid):
-            raise _GivenUp(
+            raise GivenUp(
                 Why.CONFLICT,
                 f"binding volumes: PersistentVolume {meta.name} belongs to claim "
                 f"{reference.namespace}/{reference.name}, not to {of.namespace}/{of.name}",
@@ -392,13 +378,13 @@ def _selection(claim: PersistentVolumeClaim, node: str) -> dict[str, object] | N
     """Return the patch that has a claim's volume made for a node, None if it is so already."""
     meta = claim.metadata
     if meta.deletion_timestamp is not None:
-        raise _GivenUp(
+        raise GivenUp(
             Why.CONFLICT, f'binding volumes: persistentvolumeclaim "{meta.name}" is being deleted'
         )
     if claim.selected_node == node:
         return None
     if claim.selected_node or claim.spec.volume_name:
-        raise _GivenUp(
+        raise GivenUp(
             Why.CONFLICT,
             f'binding volumes: persistentvolumeclaim "{meta.name}" was given '
             f"{claim.spec.volume_name or claim.selected_node} by another decision",
@@ -412,9 +398,9 @@ def _selection(claim: PersistentVolumeClaim, node: str) -> dict[str, object] | N
     }
 
 
-def _missing(key: str) -> _GivenUp:
+def _missing(key: str) -> GivenUp:
     name = key.partition("/")[2]
-    return _GivenUp(Why.CONFLICT, f'binding volumes: persistentvolumeclaim "{name}" not found')
+    return GivenUp(Why.CONFLICT, f'binding volumes: persistentvolumeclaim "{name}" not found')
 
 
 def _version(text: str) -> int:

@@ -20,7 +20,7 @@ from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victims import Candidate, by_trial, default_victims
+from cluster.scheduler.cycle.victims import Candidate, by_trial, default_victims, put_back
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
 from cluster.scheduler.reasons.diagnosis import Diagnosis
@@ -129,21 +129,10 @@ class QuotaPreemption:
             else:
                 return None
             chosen.reverse()
-            beyond = self._budgets.violating(chosen)
-            victims = set()
-            for booking in sorted(chosen, key=lambda each: each.uid not in beyond):
-                with Trial(self._tables) as back:
-                    back.place(booking)
-                    stays = self._admits(pod)
-                if stays:
-                    trial.place(booking)
-                else:
-                    victims.add(booking.uid)
-        return Candidate(
-            row,
-            tuple(booking for booking in chosen if booking.uid in victims),
-            len(beyond & victims),
-        )
+            victims, violations = put_back(
+                self._tables, trial, chosen, self._budgets, lambda: self._admits(pod)
+            )
+        return Candidate(row, victims, violations)
 
     def _feasible(self, pod: PendingPod[PodShape], salt: int) -> int | None:
         try:

@@ -119,26 +119,39 @@ def by_trial(
     def fits() -> bool:
         return checks.fits(pod, row) and (still_fits is None or still_fits(pod, row))
 
-    beyond = budgets.violating(potential)
-    victims = set()
     with Trial(checks.tables) as trial:
         for booking in potential:
             trial.remove(booking.uid)
         if not fits():
             return None
-        for booking in sorted(potential, key=lambda each: each.uid not in beyond):
-            with Trial(checks.tables) as back:
-                back.place(booking)
-                stays = fits()
-            if stays:
-                trial.place(booking)
-            else:
-                victims.add(booking.uid)
-    return Candidate(
-        row,
-        tuple(booking for booking in potential if booking.uid in victims),
-        len(beyond & victims),
-    )
+        victims, violations = put_back(checks.tables, trial, potential, budgets, fits)
+    return Candidate(row, victims, violations)
+
+
+def put_back(
+    tables: Tables,
+    trial: Trial,
+    potential: Sequence[Booking],
+    budgets: DisruptionBudgets,
+    fits: Callable[[], bool],
+) -> tuple[tuple[Booking, ...], int]:
+    """Place pods again that a trial removed, one after another, while everything still fits.
+
+    potential: the most important first; those beyond a budget are put back before the others.
+    Returns the pods that cannot be, and how many of them go beyond a budget.
+    """
+    beyond = budgets.violating(potential)
+    victims = set()
+    for booking in sorted(potential, key=lambda each: each.uid not in beyond):
+        with Trial(tables) as back:
+            back.place(booking)
+            stays = fits()
+        if stays:
+            trial.place(booking)
+        else:
+            victims.add(booking.uid)
+    staying_away = tuple(booking for booking in potential if booking.uid in victims)
+    return staying_away, len(beyond & victims)
 
 
 def by_amounts_on(
