@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from apis.errors import InputError
 from apis.keys import (
@@ -33,6 +34,10 @@ from cluster.scheduler.tables.quotas.definitions import QuotaDefinition, define
 from cluster.scheduler.tables.quotas.forest import Definitions
 from cluster.scheduler.tables.quotas.tree import QuotaNode, Sharing
 from cluster.scheduler.tables.shapes import PodShape
+
+_SPARE_ENDS: Final = 64
+"""Ends of grace periods that are kept at least although their pods are gone, so that a few pods
+cause no constant sorting; chosen as for the work queues."""
 
 
 class Terminating(Enum):
@@ -137,10 +142,11 @@ class QuotaTable:
         ended = False
         while self._ending and self._ending[0][0] <= self._now:
             end, uid = heapq.heappop(self._ending)
-            if self._ends.get(uid) == end:
-                del self._ends[uid]
+            if self._ends.get(uid) != end:
+                # It is gone, or has got a longer grace period.
+                continue
+            del self._ends[uid]
             pod = self._pods.get(uid, _NO_POD)
-            # It may be gone, or have got a longer grace period.
             if pod.booking is not None and not self._counts(pod.booking):
                 self._change(uid, pod.pending, None)
                 ended = True
@@ -151,6 +157,10 @@ class QuotaTable:
         if in_time and self._ends.get(booking.uid) != booking.ends:
             self._ends[booking.uid] = booking.ends
             heapq.heappush(self._ending, (booking.ends, booking.uid))
+            if len(self._ending) > 2 * len(self._ends) + _SPARE_ENDS:
+                # A grace period may be years long, and its pod be gone today.
+                self._ending = [(end, uid) for uid, end in self._ends.items()]
+                heapq.heapify(self._ending)
 
     def _counts(self, booking: Booking) -> bool:
         """Return whether a pod with a node counts now."""
@@ -248,6 +258,7 @@ class QuotaTable:
 
     def remove(self, booking: Booking) -> None:
         """Take back what `place` did with the same booking."""
+        self._ends.pop(booking.uid, None)
         self._change(booking.uid, self._pods.get(booking.uid, _NO_POD).pending, None)
 
     def set_node(self, row: int, node: SchedulingNode) -> None:

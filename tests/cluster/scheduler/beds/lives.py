@@ -303,6 +303,7 @@ class Lives(RuleBasedStateMachine):
         self._see_all()
         self.nothing_failed_unseen()
         assert not self.process.attempts.held
+        self._trying_all_again_places_none()
         for pod in self.pods.values():
             spec = pod["spec"]
             alone = not pod["metadata"]["annotations"] or spec["schedulerName"] == "other"
@@ -313,6 +314,17 @@ class Lives(RuleBasedStateMachine):
                     full = self._count(name) >= most
                     assert full or self._requested(name) + milli(pod) > cpu, (pod, name)
         self._compare_with_tables_made_from_objects()
+
+    def _trying_all_again_places_none(self) -> None:
+        """No pod, and no gang, waits that would have been placed if it had been tried."""
+        queue, before = self.process.queue, set(self.bound)
+        queue.activate([pod["metadata"]["uid"] for pod in self.pods.values()], self.now)
+        for _ in range(3):
+            self.schedule(15.0)
+            while self.binder.waiting:
+                self.carry_out(None)
+            self._see_all()
+        assert self.bound == before
 
     def _after_restart(self) -> None:
         """Read what else there is before nodes and pods."""

@@ -679,3 +679,22 @@ def test_the_last_grace_period_of_a_pod_counts() -> None:
     assert bed.table.quotas["a"].all.used["cpu"] == 2000
     assert bed.table.advance(1040.0)
     assert bed.table.quotas["a"].all.used.get("cpu", 0) == 0
+
+
+def test_grace_periods_of_years_leave_nothing_behind_once_their_pods_are_gone() -> None:
+    bed = Bed(terminating=Terminating.IN_GRACE_PERIOD)
+    bed.quota("a", {"cpu": "1"}, {"cpu": "9"})
+    stays = replace(bed.place("stays", "a", "1"), terminating=True, ends=5000.0)
+    bed.table.place(stays)
+    for number in range(1000):
+        uid = f"p{number}"
+        booking = Booking(
+            f"default/{uid}", uid, bed.shape("a", "1"), "n0", terminating=True, ends=2.0**31
+        )
+        bed.table.place(booking)
+        bed.table.remove(booking)
+    assert len(bed.table._ending) < 200
+    assert bed.table._ends == {"stays": 5000.0}
+    assert bed.table.quotas["a"].own.used == {"cpu": 1000}
+    assert bed.table.advance(5000.0)
+    assert not bed.table.quotas["a"].own.used
