@@ -39,7 +39,6 @@ from hooks.facts import KernelFacts, NodeInputs, Settings
 from hooks.observed import Container
 from hooks.policies import BUILTIN
 from koordlet.decisions.decider import Decider
-from koordlet.events import Events
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog
 from koordlet.transports.nri_handler import NriHandler
@@ -47,6 +46,7 @@ from linux.resources import Resource, Value
 from nri_plugin.options import Options
 from nri_plugin.supervisor import Supervisor
 from protos.nri.v1alpha1 import nri_pb2 as nri
+from service.events import Events
 
 
 class Node:

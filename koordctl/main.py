@@ -26,7 +26,7 @@ from koordctl.top import INTERVAL_S, SORTS, follow, screen
 from koordctl.why import DEFAULT_SCHEDULER, why
 from koordctl.why import text as why_text
 from koordlet import VERSION
-from koordlet.console import guarded
+from service.console import guarded
 from service.files import replacing
 
 DEFAULT_RUN_DIR = "/run/koordlet"
@@ -405,7 +405,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _restore(options: argparse.Namespace) -> int:
     from koordctl.offline import load_config
-    from koordlet.process import restore
+    from koordlet.daemon.restore import restore
 
     return restore(load_config(options.config, run_dir=options.run_dir))
 

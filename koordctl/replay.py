@@ -9,8 +9,7 @@ from apis.effective_nodeslo import decode_nodeslo
 from apis.nodeslo import NodeSLOSpec
 from koordctl.errors import CommandError
 from koordctl.tables import table
-from koordlet.qos.strategies.registry import STRATEGIES
-from koordlet.recording.replay import (
+from koordlet.qos.recording.replay import (
     Compared,
     Reading,
     Replayed,
@@ -19,6 +18,7 @@ from koordlet.recording.replay import (
     paths_of,
     replay,
 )
+from koordlet.qos.strategies.registry import STRATEGIES
 from service import manifest
 
 _MOST_BYTES = 1 << 20

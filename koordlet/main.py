@@ -16,7 +16,7 @@ from koordlet import VERSION
 from koordlet.configuration.config import Config, Mode
 from koordlet.configuration.config_file import DEFAULT_PATH, describe, load, mode_of
 from koordlet.configuration.flags import Parsed, help_text, parse_flags
-from koordlet.console import guarded
+from service.console import guarded
 
 _HELP: Final = f"""\
 koordlet: sets the values that Koordinator decides for the pods and containers of this node.
@@ -112,7 +112,7 @@ def _check_config(flags: Parsed, mode: Mode) -> int:
 
 
 def _restore(flags: Parsed, mode: Mode) -> int:
-    from koordlet.process import restore
+    from koordlet.daemon.restore import restore
 
     return restore(_load(flags, mode))
 

@@ -74,6 +74,10 @@ class Resource(StrEnum):
     __hash__ = str.__hash__
 
 
+DELIVERED_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
+"""What a runtime sets on a container's first process, as the reply to its creation says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A mount added to a container."""

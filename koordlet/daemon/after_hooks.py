@@ -14,13 +14,13 @@ from koordlet.daemon.dynamic.dynamics import Dynamics
 from koordlet.daemon.feeds import CRI, KUBELET, Feeds
 from koordlet.daemon.passes import Passes
 from koordlet.decisions.rules import Rules
-from koordlet.events import Events, Severity
 from koordlet.executor.journal import Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.state import NodeState
 from linux.cgroup_paths import PathError
 from linux.host import Host
 from linux.resources import Resource, Value
+from service.events import Events, Severity
 
 
 class AfterHooks:

@@ -18,13 +18,13 @@ from apis.effective_nodeslo import default_nodeslo
 from hooks.facts import NodeMeta
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
-from koordlet.events import Events, Severity
 from koordlet.sources.objects import Directory, NodeObjects, Problem, over
 from koordlet.sources.polling import Poller
 from koordlet.state import NodeState, Source
 from koordlet.state.podspec import KnownPod, known_pod
 from koordlet.transports.nri_handler import RUNTIME
 from service.directory_watch import DirectoryWatch
+from service.events import Events, Severity
 
 if TYPE_CHECKING:
     from koordlet.sources.apiserver import ApiServer

@@ -7,10 +7,10 @@ import time
 from typing import Final
 
 from koordlet.daemon.passes import Passes
-from koordlet.events import Events, Severity
 from koordlet.executor.journal import Journal
 from koordlet.state import NodeState
 from koordlet.transports.nri_link import NriLink
+from service.events import Events, Severity
 from service.systemd import Notifier
 
 _STUCK_S: Final = 180.0

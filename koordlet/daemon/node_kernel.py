@@ -15,13 +15,13 @@ import msgspec
 
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
-from koordlet.events import Events, Severity
 from koordlet.node.hardware import Machine, read_machine
 from koordlet.node.machine import layout_of
 from koordlet.node.probe import Probed, pods_cpus, probe_kernel
 from linux.cgroup_paths import Layout
 from linux.discovery import DiscoveryError, kubepods_of
 from linux.host import Host
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet")
 

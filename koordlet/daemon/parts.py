@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
+from hooks.policies import BUILTIN
 from hooks.standing import Standing
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
-from koordlet.configuration.gates import GATES
+from koordlet.configuration.gates import BEYOND_POLICIES, GATES
 from koordlet.daemon.after_hooks import AfterHooks
 from koordlet.daemon.after_reply import AfterReply
 from koordlet.daemon.auditing import Auditing
@@ -43,7 +44,6 @@ from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
 from koordlet.decisions.site_policies import Site
 from koordlet.decisions.site_watch import SiteWatch
-from koordlet.events import Events, Severity
 from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
@@ -54,9 +54,9 @@ from koordlet.qos.eviction.past_file import FILE_NAME as EVICTIONS
 from koordlet.qos.eviction.past_file import PastFile
 from koordlet.qos.lease_file import FILE_NAME as LEASES
 from koordlet.qos.lease_file import LeaseFile
+from koordlet.qos.recording.recorder import Recorder
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation
-from koordlet.recording.recorder import Recorder
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog, load_requests
 from koordlet.transports.nri_handler import NriHandler
@@ -65,6 +65,7 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.procfs import boot_id
 from nri_plugin.options import Launch
+from service.events import Events, Severity
 from service.locks import LockHeld
 from service.scheduling import schedule_beside_event_loop
 
@@ -73,6 +74,13 @@ _LOG = logging.getLogger("koordlet")
 _WORKERS: Final = 3
 """Threads for I/O. Chosen: kubelet and the CRI may both wait for an answer, and files are read all
 the same. Twice the value lets more sources wait at a time, and costs a thread's stack each."""
+
+
+def gates_without_effect(config: Config) -> list[str]:
+    """Return the feature gates that are on and that no part of the daemon looks at."""
+    used = {policy.gate for policy in BUILTIN} | BEYOND_POLICIES
+    used |= {gate for strategy in STRATEGIES for gate in strategy.gates}
+    return sorted(name for name, on in config.feature_gates.items() if on and name not in used)
 
 
 class Parts:

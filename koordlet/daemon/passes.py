@@ -18,12 +18,12 @@ from typing import Final
 
 from hooks.engine import Decide
 from hooks.standing import NOTHING_STANDS, Standing
+from hooks.state import State as ValueState
 from hooks.subject import Level
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.slots import State as ValueState
 from koordlet.executor.table import Limits
 from koordlet.exposition.container_metrics import OF_PROCESSES
 from koordlet.exposition.container_metrics import Standing as OfProcess

@@ -11,7 +11,7 @@ import msgspec
 from apis.errors import InputError, InputErrors
 from koordlet.configuration.config import Config, Section
 from koordlet.daemon.parts import Parts
-from koordlet.events import Severity
+from service.events import Severity
 
 _LIVE: Final = frozenset(
     {"feature_gates", "compat", "disable_unset_cpu_quota", "hami_core_library", "log"}

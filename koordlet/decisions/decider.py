@@ -7,36 +7,19 @@ needs no lock. `koordlet.exposition.metrics` reads the counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from enum import StrEnum
 from typing import Any
 
 from apis.errors import InputError
 from hooks.decision import Decision, Fault
 from hooks.engine import Engine, Guard, Watch
+from hooks.stage import RepairKey, Stage, TimingKey
 from hooks.standing import NOTHING_STANDS, Standing, under
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
-from koordlet.events import Events, Severity
+from service.events import Events, Severity
 from service.histogram import Histogram
 
 BOUNDS_MS: tuple[float, ...] = tuple(0.01 * 4**power for power in range(8))
 """Upstream's buckets of hook durations, in milliseconds: docs/facts/koordlet.md, "Metrics"."""
-
-
-class Stage(StrEnum):
-    """When a decision is made; upstream's stage names, and the reconciler."""
-
-    RUN_POD_SANDBOX = "PreRunPodSandbox"
-    CREATE_CONTAINER = "PreCreateContainer"
-    UPDATE_CONTAINER = "PreUpdateContainerResources"
-    SYNCHRONIZE = "Synchronize"
-    RECONCILE = "Reconcile"
-
-
-TimingKey = tuple[str, str, bool]
-"""policy, stage, succeeded."""
-
-RepairKey = tuple[str, str, bool]
-"""level, resource, succeeded."""
 
 
 class Decider:

@@ -18,7 +18,7 @@ from hooks.engine import Engine, PolicyState
 from hooks.facts import NodeInputs
 from hooks.policies import BUILTIN
 from hooks.policy import OffBecause, Policy
-from koordlet.events import Events, Severity
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.decisions.rules")
 

@@ -30,7 +30,7 @@ from hooks.subject import Subject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
 from koordlet.decisions.overtime import Alarm, Interrupter, Overtime
-from koordlet.events import Events, Severity
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.site")
 

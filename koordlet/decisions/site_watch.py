@@ -11,8 +11,8 @@ from koordlet.configuration.config import Config
 from koordlet.decisions.decider import Decider
 from koordlet.decisions.rules import Rules
 from koordlet.decisions.site_policies import Site
-from koordlet.events import Events, Severity
 from service.directory_watch import DirectoryWatch
+from service.events import Events, Severity
 
 
 class SiteWatch:

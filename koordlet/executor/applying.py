@@ -13,21 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from hooks.state import State
 from koordlet.executor import node_wide, tasks
 from koordlet.executor.files import FilePlanner
 from koordlet.executor.journal import JournalError
 from koordlet.executor.judging import Judge
 from koordlet.executor.order import ancestors
-from koordlet.executor.slots import (
-    GONE,
-    Act,
-    Plan,
-    PlannedWrite,
-    Slot,
-    State,
-    WriteNote,
-    WriteReport,
-)
+from koordlet.executor.slots import GONE, Act, Plan, PlannedWrite, Slot, WriteNote, WriteReport
 from koordlet.executor.table import SlotTable, describe
 from linux.block_io import BLOCK_FILES
 from linux.cgroup_files import FILES, field_text

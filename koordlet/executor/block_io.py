@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from hooks.state import State
 from koordlet.executor import host_settings
-from koordlet.executor.slots import Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Plan, PlannedWrite, Slot
 from koordlet.executor.table import SlotTable
 from linux.block_io import (
     BLOCK_FILES,

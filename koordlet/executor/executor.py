@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from hooks.state import State
 from koordlet.executor import node_wide, tasks, views
 from koordlet.executor.applying import Applier
 from koordlet.executor.block_io import plan_block_io
@@ -24,7 +25,7 @@ from koordlet.executor.judging import Judge
 from koordlet.executor.originals import Originals, of_container
 from koordlet.executor.records import Record
 from koordlet.executor.requests_ahead import RequestsAhead
-from koordlet.executor.slots import Plan, ResourceView, SlotKey, State, Want, WriteReport
+from koordlet.executor.slots import Plan, ResourceView, SlotKey, Want, WriteReport
 from koordlet.executor.table import DEFAULT_LIMITS, Limits, SlotTable
 from koordlet.executor.texts import Texts
 from linux.cgroup_paths import Layout

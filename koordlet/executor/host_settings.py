@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from hooks.state import State
 from koordlet.executor.records import Record
-from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot
 from koordlet.executor.table import SlotTable
 from linux import kernel_settings
 

@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 
 from apis.qos import KubeQoS
+from hooks.state import State
 from koordlet.executor.files import FilePlanner
 from koordlet.executor.originals import Originals, of_container
 from koordlet.executor.pod_groups import PodGroups
 from koordlet.executor.records import Record, plain
-from koordlet.executor.slots import GONE, Plan, Slot, State
+from koordlet.executor.slots import GONE, Plan, Slot
 from koordlet.executor.table import SlotTable
 from linux.cgroup_files import field_text, number
 from linux.cgroup_paths import is_below, parent_of

@@ -12,9 +12,10 @@ import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from hooks.state import State
 from koordlet.executor import host_settings
 from koordlet.executor.records import Record
-from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot
 from koordlet.executor.table import SlotTable
 from linux import resctrl, resctrl_groups, sysctls
 from linux.cgroup_paths import PathError, check_relative

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from hooks.claim import Claim
+from hooks.state import State
 from koordlet.executor.records import Record, RecordKey, RuntimeValues
 from linux.block_io import BLOCK_FILES, V2_CONTROLLER
 from linux.cgroup_files import DEFAULT_PERIOD_US, CgroupFile
@@ -28,17 +29,6 @@ MAX_FAILURES: Final = 32
 nine, so any larger bound has the same effect; this one keeps 2**failures small."""
 
 SlotKey = RecordKey
-
-
-class State(StrEnum):
-    """The state of a desired value."""
-
-    APPLIED = "applied"
-    DEGRADED = "degraded"  # in force, but less than desired: the detail says how
-    UNSUPPORTED = "unsupported"  # this kernel has no such thing
-    BLOCKED = "blocked"  # another writer or a kernel rule prevents it
-    FAILED = "failed"  # the kernel refused; tried again after a back-off
-    PENDING = "pending"  # not tried yet: no such group, or the write budget is used up
 
 
 GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ESRCH})

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hooks.state import State
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.records import Record, RecordKey
 from koordlet.executor.requests_ahead import RequestsAhead
-from koordlet.executor.slots import BAD, Slot, SlotKey, State, Want
+from koordlet.executor.slots import BAD, Slot, SlotKey, Want
 from koordlet.executor.texts import Texts
 from linux.cgroup_files import FILES
 from linux.cgroup_paths import Layout

@@ -15,24 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from hooks.state import State
 from koordlet.executor.records import Delivery, Record, plain
-from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot, State
+from koordlet.executor.slots import Act, Plan, PlannedWrite, Slot
 from koordlet.executor.table import SlotTable
 from linux import resctrl, resctrl_groups
 from linux.host import Host
 from linux.procfs import oom_score_adj_path, parse_ids
-from linux.resources import Resource
+from linux.resources import DELIVERED_AT_CREATION, Resource
 from linux.sysctls import SCHED_CORE
 
 _NO_CORE_SCHED: Final = frozenset(
     {errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
 )
 _SWITCH: Final = ("", Resource.SYSCTL, SCHED_CORE)
-
-
-DELIVERED_AT_CREATION: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.RESCTRL_GROUP})
-"""Values that the runtime sets on a container's processes from our reply, before a pass can read
-them."""
 
 
 @dataclass(slots=True)

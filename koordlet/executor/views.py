@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hooks.state import State
 from koordlet.executor.records import Record
-from koordlet.executor.slots import ResourceView, SlotKey, State, Want
+from koordlet.executor.slots import ResourceView, SlotKey, Want
 from koordlet.executor.table import SlotTable
 from linux.resources import Resource
 

@@ -12,8 +12,9 @@ from typing import Final
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from apis.keys import BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY
+from hooks.state import State
 from hooks.subject import Amounts, ContainerSubject, SandboxSubject, Subject
-from koordlet.executor.slots import ResourceView, State
+from koordlet.executor.slots import ResourceView
 from linux.resources import Resource
 
 OF_PROCESSES: Final = frozenset({Resource.OOM_SCORE_ADJ, Resource.CORE_SCHED_COOKIE})

@@ -20,14 +20,13 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from apis.cpuset import CpuSet
+from hooks.stage import RepairKey, Stage, TimingKey
+from hooks.state import State as ValueState
 from hooks.subject import Subject
-from koordlet.decisions.decider import RepairKey, Stage, TimingKey
-from koordlet.executor.slots import State as ValueState
 from koordlet.exposition import container_metrics, node_metrics, strategy_metrics
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.measurement.sampler import SamplerStatus
-from koordlet.node.machine import WriteKey
 from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
 from linux.resources import Resource
@@ -90,8 +89,8 @@ class Readings(Protocol):
         ...
 
     @property
-    def write_durations(self) -> Mapping[WriteKey, Histogram]:
-        """Durations of kernel writes, in milliseconds."""
+    def write_durations(self) -> Mapping[tuple[str, str], Histogram]:
+        """Durations of kernel writes, in milliseconds, by type of the updater and status."""
         ...
 
     @property

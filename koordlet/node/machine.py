@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
-from koordlet.configuration.config import Config
 from linux import discovery
 from linux.cgroup_paths import Layout
 from linux.host import Host
@@ -20,14 +19,30 @@ CGROUP_ROOT: Final = "/sys/fs/cgroup"
 WRITE_BOUNDS_MS: Final = tuple(0.01 * 4**power for power in range(8))
 """Upstream's buckets of write durations: docs/facts/koordlet.md, "Metrics"."""
 
-WriteKey = tuple[str, str]
-"""The labels of upstream's metric: (type of the updater, "success" or "failed")."""
+
+class Roots(Protocol):
+    """Where the node's file systems are mounted in this process. The configuration has these.
+
+    kubepods_root: kubelet's `--cgroup-root`, or "" to look for it.
+    """
+
+    @property
+    def cgroup_root(self) -> str: ...
+    @property
+    def kubepods_root(self) -> str: ...
+    @property
+    def sys_root(self) -> str: ...
+    @property
+    def sys_fs_root(self) -> str: ...
+    @property
+    def proc_root(self) -> str: ...
 
 
 class TimedHost(LocalHost):
     """The kernel, with a histogram of write durations for upstream's metric."""
 
-    write_durations: dict[WriteKey, Histogram]
+    write_durations: dict[tuple[str, str], Histogram]
+    """By the labels of upstream's metric: type of the updater, "success" or "failed"."""
 
     def write(self, path: str, data: bytes) -> None:
         started = time.perf_counter()
@@ -49,14 +64,14 @@ def _updater(path: str) -> str:
     return "resctrl-schema" if path.endswith("/schemata") else "default"
 
 
-def local_host(config: Config) -> TimedHost:
+def local_host(roots: Roots) -> TimedHost:
     """Return the kernel, with the node's own paths mapped to the configured ones."""
     host = TimedHost(
         {
-            CGROUP_ROOT: config.cgroup_root,
-            "/sys/fs": config.sys_fs_root,
-            "/sys": config.sys_root,
-            "/proc": config.proc_root,
+            CGROUP_ROOT: roots.cgroup_root,
+            "/sys/fs": roots.sys_fs_root,
+            "/sys": roots.sys_root,
+            "/proc": roots.proc_root,
         },
         kept_root=CGROUP_ROOT,
     )
@@ -64,20 +79,18 @@ def local_host(config: Config) -> TimedHost:
     return host
 
 
-def layout_of(config: Config, host: Host, *, live: Iterable[str] = ()) -> Layout:
+def layout_of(roots: Roots, host: Host, *, live: Iterable[str] = ()) -> Layout:
     """Return the layout of the cgroup tree; raises DiscoveryError. live: pods' directories."""
     try:
         return discovery.discover(
-            host, cgroup_root=CGROUP_ROOT, kubepods=config.kubepods_root, live=live
+            host, cgroup_root=CGROUP_ROOT, kubepods=roots.kubepods_root, live=live
         )
     except discovery.DiscoveryError as error:
         # The message names the configured path, where an operator would look.
-        raise discovery.DiscoveryError(
-            str(error).replace(CGROUP_ROOT, config.cgroup_root)
-        ) from None
+        raise discovery.DiscoveryError(str(error).replace(CGROUP_ROOT, roots.cgroup_root)) from None
 
 
-def in_nodes_view(config: Config, path: str) -> str:
+def in_nodes_view(roots: Roots, path: str) -> str:
     """Return the node's own path of a cgroup file; `path` may be the path in this process."""
-    below = path.removeprefix(f"{config.cgroup_root}/")
+    below = path.removeprefix(f"{roots.cgroup_root}/")
     return path if below == path else f"{CGROUP_ROOT}/{below}"

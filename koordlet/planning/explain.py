@@ -13,9 +13,10 @@ from typing import Any, Final
 from hooks.claim import Claim, Op
 from hooks.decision import Decision, Outcome
 from hooks.requested import requested_value
+from hooks.state import State
 from hooks.subject import ContainerSubject, PodSubject, SandboxSubject, Subject
 from koordlet.decisions.decider import name_of
-from koordlet.executor.slots import ResourceView, State, WriteNote
+from koordlet.executor.slots import ResourceView, WriteNote
 from koordlet.reconciler.reports import SubjectView
 from koordlet.reconciler.wishes import AT_CREATION_ONLY
 from linux.cgroup_files import LIMITS

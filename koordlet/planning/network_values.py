@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from hooks.state import State
 from hooks.subject import Pod
-from koordlet.executor.slots import State
 from koordlet.planning.explain import Plain
 from koordlet.qos.network.classes import SHARED, SYSTEM, group_of, name_of
 from koordlet.qos.network.reasons import Placement, Reason, class_reason, placements

@@ -16,10 +16,9 @@ import msgspec
 
 from apis.errors import InputError, InputErrors, printable
 from hooks.facts import Settings
-from koordlet.configuration.gates import GATES
-from koordlet.events import Events, Severity
 from koordlet.qos.board import Board, Lease, checked
 from koordlet.qos.strategy import Note, Shortage, Situation, Strategy, Verdict
+from service.events import Events, Severity
 from service.repeats import Repeats
 
 _LOG = logging.getLogger("koordlet.qos")
@@ -280,7 +279,7 @@ def _with_lease(status: StrategyStatus, lease: Lease | None) -> StrategyStatus:
 
 def gates_off(strategy: Strategy, settings: Settings) -> str:
     """Return why the strategy is off: all its gates are; "" while any is on."""
-    if any(settings.gate(gate, default=GATES[gate].default) for gate in strategy.gates):
+    if any(settings.gate(gate, default=default) for gate, default in strategy.gates.items()):
         return ""
     if len(strategy.gates) == 1:
         return f"feature gate {strategy.gates[0]}=false"

@@ -131,8 +131,8 @@ def _whole(state: Any) -> Any:
 class Strategy:
     """A strategy as data. `koordlet.qos.strategies.registry.STRATEGIES` lists all of them.
 
-    gates: upstream's feature gates; the strategy runs while any of them is on. interval_s: between
-    two steps. ttl_s: how long its claims live without another step.
+    gates: upstream's feature gates, each with its default; the strategy runs while any of them is
+    on. interval_s: between two steps. ttl_s: how long its claims live without another step.
     initial: the state before the first step. step(state, situation) returns the next state and the
     verdict; it may raise InputError for a bad field, and then the last verdict stands.
     kept: the type of what is kept of the state over a restart of the daemon; None for nothing. It
@@ -141,7 +141,7 @@ class Strategy:
     """
 
     name: str
-    gates: tuple[str, ...]
+    gates: Mapping[str, bool]
     interval_s: float
     ttl_s: float
     initial: Callable[[], Any]

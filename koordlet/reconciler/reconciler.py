@@ -23,10 +23,11 @@ import msgspec
 
 from hooks.engine import Decide, Engine, decide
 from hooks.standing import NOTHING_STANDS, Standing
+from hooks.state import State
 from hooks.subject import Subject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
-from koordlet.executor.slots import ResourceView, State, WriteReport
+from koordlet.executor.slots import ResourceView, WriteReport
 from koordlet.reconciler.outside import OutsideChanges
 from koordlet.reconciler.pods_queue import PodsQueue
 from koordlet.reconciler.reports import PassReport, ReconcileStats, SubjectView

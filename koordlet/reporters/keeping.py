@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from apis.errors import InputError, InputErrors
-from koordlet.events import Events, Severity
 from koordlet.reporters.files import write_manifest
 from koordlet.reporters.stored import Plain, StoredObject
 from koordlet.sources.polling import SourceError
 from kube.client import ApiError, Client, Unreachable
 from kube.resources import NODES, Resource
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.reporters")
 

@@ -19,12 +19,12 @@ import msgspec
 
 from apis.decode import decode_leniently, encode
 from apis.nodemetric import NodeMetricSpec, NodeMetricStatus
-from koordlet.events import Events, Severity
 from koordlet.reporters.files import write_manifest
 from koordlet.reporters.node_metric import Policy, policy_of
 from koordlet.reporters.stored import Plain, StoredObject
 from kube.client import ApiError, Client, Unreachable
 from kube.resources import NODE_METRICS
+from service.events import Events, Severity
 
 T = TypeVar("T")
 

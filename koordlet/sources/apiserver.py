@@ -24,7 +24,6 @@ import msgspec
 from apis.core import ObjectMeta
 from apis.errors import printable
 from koordlet.configuration.config import Kubernetes
-from koordlet.events import Events, Severity
 from koordlet.sources.documents import PRESSURES
 from koordlet.sources.objects import NodeObjects, Received
 from kube.cache import Cache, Change, Event, wait_all_synced
@@ -32,6 +31,7 @@ from kube.client import Client
 from kube.connection import Connection, load_connection
 from kube.reconnecting import stay_connected
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, NODE_SLOS, NODES, Resource
+from service.events import Events, Severity
 from service.files import replacing
 
 _LOG = logging.getLogger("koordlet.sources")

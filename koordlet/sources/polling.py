@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
-from koordlet.events import Events, Severity
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.sources")
 _T = TypeVar("_T")

@@ -26,17 +26,18 @@ from hooks.decision import Decision
 from hooks.engine import Engine
 from hooks.places import directory_of, place_of
 from hooks.requested import overlay, requested_of, value_in_request
+from hooks.stage import Stage
 from hooks.subject import ContainerSubject, Pod, Requested, make_pod
 from koordlet.configuration.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.configuration.config import HookService as Settings
-from koordlet.decisions.decider import Decider, Stage
-from koordlet.events import Events, Severity
+from koordlet.decisions.decider import Decider
 from koordlet.state import NodeState
 from linux.cgroup_files import FILES, quota_in_period
 from linux.cgroup_paths import Runtime
 from linux.resources import Resource
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from service import unix
+from service.events import Events, Severity
 from service.files import replacing
 from service.scheduling import keep_interpreter
 

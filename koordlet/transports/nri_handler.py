@@ -17,16 +17,16 @@ from hooks.decision import Decision, ResourceKey
 from hooks.engine import Engine
 from hooks.observed import Container, Sandbox
 from hooks.requested import requested_value, value_in_request
+from hooks.stage import Stage
 from hooks.subject import ContainerSubject
-from koordlet.decisions.decider import Decider, Stage
-from koordlet.events import Events, Severity
-from koordlet.executor.tasks import DELIVERED_AT_CREATION
+from koordlet.decisions.decider import Decider
 from koordlet.state import NodeState
 from koordlet.state.requests_log import RequestsLog
 from koordlet.transports.creations import Consequences, KnownConsequences
 from linux.cgroup_files import FILES
-from linux.resources import Resource, Value
+from linux.resources import DELIVERED_AT_CREATION, Resource, Value
 from nri_plugin.capabilities import RuntimeProfile
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet.nri")
 

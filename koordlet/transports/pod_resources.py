@@ -25,9 +25,9 @@ from apis.device import DeviceAllocation, parse_device_allocated
 from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from hooks.subject import Pod
-from koordlet.events import Events, Severity
 from protos.podresources.v1 import podresources_pb2 as messages
 from service import unix
+from service.events import Events, Severity
 
 SERVICE: Final = "v1.PodResourcesLister"
 SOCKET: Final = "kubelet.sock"

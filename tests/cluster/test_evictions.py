@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from hooks.subject import Pod
-from koordlet.events import Events
 from koordlet.manifests import files
 from koordlet.qos.eviction.api import ApiEvictions
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
@@ -19,6 +18,7 @@ from koordlet.qos.eviction.means import Answered
 from koordlet.qos.strategy import Shortage, Victim
 from kube.client import ApiError, Client, encode_object
 from kube.resources import EVENTS, PODS, Resource
+from service.events import Events
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, read
 from tests.koordlet.qos.eviction.making import nothing_kept

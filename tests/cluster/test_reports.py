@@ -19,7 +19,6 @@ from hooks.facts import NodeMeta
 from hooks.subject import Pod
 from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
-from koordlet.events import Events
 from koordlet.manifests import files
 from koordlet.measurement.accelerators.xpu import PeerLink, Xpu, XpuStatus, XpuTopology
 from koordlet.measurement.series import Metric, Series
@@ -35,6 +34,7 @@ from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
 from linux.pci import Place
 from linux.rdma import RdmaFunction
+from service.events import Events
 from tests.beds.apiserver import ApiServer, eventually
 from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
 from tests.koordlet.configured import configured

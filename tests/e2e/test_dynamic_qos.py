@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from koordctl.client import Client
+from koordlet.qos.recording.replay import Replayed, paths_of, replay
 from koordlet.qos.strategies.registry import STRATEGIES
-from koordlet.recording.replay import Replayed, paths_of, replay
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import Daemon, daemon
 from tests.beds.kubelet import RunningPod, running_pod

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from hooks.subject import ContainerSubject
-from koordlet.events import Events
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Victim
 from koordlet.sources.cri_stop import ContainerStopper
 from protos.cri.v1 import api_pb2 as cri
+from service.events import Events
 from tests.beds.containerd import Containerd
 from tests.beds.daemon import daemon
 from tests.beds.kubelet import RunningPod, running_pod

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from koordlet.daemon.run_dir import prepare_run_dir, writes_for_root
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
 from koordlet.main import main
-from koordlet.process import prepare_run_dir, writes_for_root
 from linux.htb import HtbClass
 from linux.packet_classes import Member, PacketClasses, Present
 from service.append_log import encode_line

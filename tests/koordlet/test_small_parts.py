@@ -14,10 +14,10 @@ from apis.cpuset import CpuSet
 from apis.nodeslo import CgroupBase, CgroupPath, HostApplication
 from apis.qos import KubeQoS, QoSClass
 from hooks.subject import ContainerKind, Requested
-from koordlet.events import CAPACITY, Events, Severity
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.state.requests_log import Remembered, RequestsLog, load_requests
 from service.append_log import encode_line
+from service.events import CAPACITY, Events, Severity
 from tests.koordlet.builders import LAYOUT, known, pod_manifest
 
 # --- events ------------------------------------------------------------------------------------

@@ -22,12 +22,11 @@ from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.policies import BUILTIN
 from hooks.standing import Standing
+from hooks.state import State
 from koordlet.decisions.decider import Decider
-from koordlet.events import Events
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
 from koordlet.executor.node_wide import make_host_directory
-from koordlet.executor.slots import State
 from koordlet.executor.table import Limits as WriteLimits
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import pods_cpus, probe_kernel
@@ -40,6 +39,7 @@ from koordlet.state.snapshot import Snapshot
 from koordlet.transports.nri_handler import NriHandler
 from linux.discovery import discover
 from linux.resources import Resource, Value
+from service.events import Events
 from tests.properties import host_apps
 from tests.simulated import SimulatedKernel
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from apis.cpuset import CpuSet
+from hooks.state import State
 from hooks.subject import Subject
-from koordlet.executor.slots import State
 from tests.koordlet.executor.bed import fill_disk
 from tests.properties.lives import LIVES, PROFILES, Life
 from tests.properties.node_machine import NodeMachine

@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 )
 
 from apis.cpuset import CpuSet
+from hooks.stage import Stage
+from hooks.state import State
 from hooks.subject import ContainerSubject, SandboxSubject
-from koordlet.decisions.decider import Stage
-from koordlet.executor.slots import ResourceView, State
+from koordlet.executor.slots import ResourceView
 from linux.cgroup_files import FILES, field_text, same
 from linux.resources import Resource
 from tests.properties.cpus import NONE, PLANS

@@ -23,7 +23,6 @@ from hooks.standing import Standing
 from hooks.subject import HostAppSubject
 from koordlet.configuration.config import Config, Qos
 from koordlet.daemon.dynamic.on_node import Converted, node_amounts, pod_on_node
-from koordlet.events import Events
 from koordlet.measurement.series import Measurements
 from koordlet.node.hardware import Machine
 from koordlet.qos.board import Board
@@ -32,6 +31,7 @@ from koordlet.qos.runner import Runner
 from koordlet.qos.strategy import Note, Shortage, Situation, Strategy
 from koordlet.state import NodeState
 from koordlet.state.merging import PodView
+from service.events import Events
 from service.repeats import Repeats
 from service.scheduling import StepAside
 

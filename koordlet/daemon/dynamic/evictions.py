@@ -12,7 +12,6 @@ from concurrent.futures import Executor
 from typing import Final
 
 from koordlet.configuration.config import Config
-from koordlet.events import Events
 from koordlet.qos.eviction.api import ApiEvictions
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.eviction.means import EvictionApi, Stopper
@@ -23,6 +22,7 @@ from koordlet.qos.strategy import Note
 from kube.client import Client
 from kube.connection import Connection, load_connection
 from kube.reconnecting import stay_connected
+from service.events import Events
 
 _EVENTS_EVERY_S: Final = 5.0
 """Between two attempts to write events that wait for an API server that is away. Chosen: short

@@ -18,10 +18,9 @@ import msgspec
 from apis.errors import InputErrors
 from apis.nodeslo import NodeSLOSpec
 from hooks.facts import NodeInputs
+from hooks.state import State
 from koordlet.configuration.config import Config
-from koordlet.events import Events, Severity
 from koordlet.executor.network import Changed, Network, Occupied
-from koordlet.executor.slots import State
 from koordlet.qos.network.classes import (
     SHARED,
     SYSTEM,
@@ -46,6 +45,7 @@ from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.htb import MAJOR
 from linux.network_devices import NetworkDevice
+from service.events import Events, Severity
 
 _LOG = logging.getLogger("koordlet")
 _CHECK_EVERY_S: Final = 30.0

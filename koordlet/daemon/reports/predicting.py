@@ -19,7 +19,6 @@ from hooks.compat import COLD_START_BY_AGE_ONLY
 from hooks.facts import NodeMeta
 from hooks.subject import Pod
 from koordlet.configuration.config import Config, Prediction
-from koordlet.events import Events
 from koordlet.measurement.bulk import BulkMeasurements
 from koordlet.prediction.models import Models
 from koordlet.prediction.peak import Both, Predictions, Settings, predict
@@ -27,6 +26,7 @@ from koordlet.prediction.training import Schedule, Trainer
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.allocatable import raw_allocatable
 from koordlet.reporters.node_metric import measured
+from service.events import Events
 from service.repeats import Repeats
 
 _LOG = logging.getLogger("koordlet.reporters")

@@ -18,7 +18,6 @@ from apis.nodemetric import NodeMetricStatus, ResourceMap
 from hooks.subject import HostAppSubject
 from koordlet.configuration.config import Config
 from koordlet.daemon.reports.predicting import PodsOf, Predicting
-from koordlet.events import Events
 from koordlet.exposition import report_metrics
 from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.measurement.bulk import BulkMeasurements
@@ -30,6 +29,7 @@ from kube.client import Client
 from kube.connection import Connection, load_connection
 from kube.reconnecting import stay_connected
 from kube.resources import DEVICES, NODE_RESOURCE_TOPOLOGIES, Resource
+from service.events import Events
 
 _LOG = logging.getLogger("koordlet.reporters")
 

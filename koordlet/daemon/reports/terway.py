@@ -14,10 +14,10 @@ from apis.nodeslo import NetQOSPolicy, NodeSLOSpec
 from hooks.facts import NodeInputs
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
-from koordlet.events import Events, Severity
 from koordlet.qos.network.bandwidth import bandwidths
 from koordlet.reporters.terway import GLOBAL, PODS, TerwayFiles, global_config, pod_table
 from linux.cgroup_paths import Layout
+from service.events import Events, Severity
 
 GATE: Final = "TerwayQoS"
 _NET_CLS: Final = "net_cls"

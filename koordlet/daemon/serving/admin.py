@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
+from hooks.stage import Stage
 from hooks.subject import ContainerSubject, NodeSubject, Pod, PodSubject, Subject
 from koordlet.configuration.config_file import as_tree
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.serving import status
-from koordlet.decisions.decider import Decider, Stage, pod_of
-from koordlet.events import Events
+from koordlet.decisions.decider import Decider, pod_of
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
 from koordlet.node.machine import in_nodes_view
@@ -29,6 +29,7 @@ from koordlet.planning.network_plan import Shaped
 from koordlet.planning.network_values import values_of_node, values_of_pod
 from koordlet.reconciler.reports import SubjectView
 from koordlet.sources.objects import Directory
+from service.events import Events
 from service.http_server import Request, Response, Routes, json
 
 SOCKET: Final = "admin.sock"

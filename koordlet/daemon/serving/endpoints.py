@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from koordlet.daemon.parts import Parts
 from koordlet.daemon.serving.admin import MAX_BODY_BYTES, SOCKET, admin_routes
 from koordlet.daemon.serving.readings import DaemonReadings
-from koordlet.events import Severity
 from koordlet.exposition.collector_metrics import pages
 from koordlet.exposition.metrics import CONTENT_TYPE, Registries
 from service.addresses import parse_address
+from service.events import Severity
 from service.files import UNWRITABLE
 from service.http_server import Request, Response, Server, text
 

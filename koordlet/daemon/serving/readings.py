@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable, Mapping
 
 from apis.cpuset import CpuSet
+from hooks.stage import RepairKey, TimingKey
+from hooks.state import State as ValueState
 from hooks.subject import Subject
 from koordlet.daemon.parts import Parts
-from koordlet.decisions.decider import RepairKey, TimingKey
-from koordlet.executor.slots import State as ValueState
 from koordlet.exposition.container_metrics import CookieKey, Standing
 from koordlet.exposition.network_metrics import of_network
 from koordlet.exposition.node_metrics import of_usage
 from koordlet.exposition.strategy_metrics import Gauge
 from koordlet.measurement.sampler import SamplerStatus
 from koordlet.measurement.series import LATEST_PERIODS
-from koordlet.node.machine import TimedHost, WriteKey
+from koordlet.node.machine import TimedHost
 from koordlet.qos.runner import StrategyStatus
 from koordlet.reconciler.reports import ReconcileStats
 from linux.resources import Resource
@@ -87,7 +87,7 @@ class DaemonReadings:
         return self._parts.repair_decider.repairs
 
     @property
-    def write_durations(self) -> Mapping[WriteKey, Histogram]:
+    def write_durations(self) -> Mapping[tuple[str, str], Histogram]:
         host = self._parts.host
         return host.write_durations if isinstance(host, TimedHost) else {}
 

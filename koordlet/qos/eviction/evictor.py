@@ -32,13 +32,13 @@ from typing import Any, Final
 import msgspec
 
 from hooks import compat
-from koordlet.events import Events, Severity
 from koordlet.qos.eviction.kubelet_restarts import is_static, restarts_containers
 from koordlet.qos.eviction.means import Answered, EvictionApi, Stopper
 from koordlet.qos.eviction.past_rounds import Past, PastRounds
 from koordlet.qos.eviction.reports import Reports
 from koordlet.qos.eviction.round import Choice, Key, Round, Uncovered, releases_of
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Situation
+from service.events import Events, Severity
 from service.repeats import Repeats
 
 _LOG = logging.getLogger("koordlet.qos")

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from koordlet.events import Events
 from koordlet.qos.eviction.kubelet_restarts import restarts_containers
 from koordlet.qos.eviction.means import EvictionApi
 from koordlet.qos.eviction.round import Choice
 from koordlet.qos.strategy import Note
+from service.events import Events
 
 SUCCESS: Final = "evictPodSuccess"
 FAILURE: Final = "evictPodFail"

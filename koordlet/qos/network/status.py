@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from apis.nodeslo import NodeSLOSpec
-from koordlet.executor.slots import State
+from hooks.state import State
 from koordlet.qos.network.classes import NetworkClasses, PodOnNetwork
 from linux.htb import HtbClass
 from linux.packet_classes import Member

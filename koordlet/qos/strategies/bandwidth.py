@@ -323,7 +323,7 @@ def _notes(before: State, after: State, frame: Frame, summary: str) -> tuple[Not
 
 STRATEGY: Final = Strategy(
     name=NAME,
-    gates=(NAME,),
+    gates={NAME: False},
     interval_s=1.0,
     ttl_s=10.0,  # as CPU suppression
     initial=State,

@@ -561,7 +561,7 @@ def _record(
 
 STRATEGY: Final = Strategy(
     name=NAME,
-    gates=("CPUBurst",),
+    gates={"CPUBurst": True},
     interval_s=1.0,
     ttl_s=10.0,  # as CPU suppression: some late steps must not reset every quota
     initial=State,

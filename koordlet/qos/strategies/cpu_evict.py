@@ -269,7 +269,7 @@ def step(state: Any, situation: Situation) -> tuple[Any, Verdict]:
 
 STRATEGY: Final = Strategy(
     name="CPUEvict",
-    gates=(BE_SATISFACTION, ALLOCATABLE, USE),
+    gates={BE_SATISFACTION: False, ALLOCATABLE: False, USE: False},
     interval_s=_INTERVAL_S,
     ttl_s=3 * _INTERVAL_S,
     initial=lambda: None,

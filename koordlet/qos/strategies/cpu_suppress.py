@@ -505,7 +505,7 @@ def _claim(
 
 STRATEGY: Final = Strategy(
     name=NAME,
-    gates=("BECPUSuppress",),
+    gates={"BECPUSuppress": True},
     interval_s=1.0,
     # Chosen: some late steps of a busy node must not give all CPUs back; twice the value leaves
     # best-effort pods suppressed longer after the strategy has died.

@@ -176,7 +176,7 @@ def step(state: Any, situation: Situation) -> tuple[Any, Verdict]:
 
 STRATEGY: Final = Strategy(
     name="memoryEvict",
-    gates=(BE_USE, ALLOCATABLE, USE),
+    gates={BE_USE: False, ALLOCATABLE: False, USE: False},
     interval_s=_INTERVAL_S,
     ttl_s=3 * _INTERVAL_S,
     initial=lambda: None,

@@ -371,7 +371,7 @@ def _notes(before: State, after: State, parts: list[str]) -> list[Note]:
 
 STRATEGY: Final = Strategy(
     name=NAME,
-    gates=(NAME,),
+    gates={NAME: False},
     interval_s=1.0,
     ttl_s=10.0,  # as CPU suppression
     initial=State,

@@ -15,6 +15,7 @@ from koordlet.configuration.config import Config, Mode, parse_seconds
 from koordlet.configuration.config_file import build, describe, load, mode_of
 from koordlet.configuration.flags import FLAGS, help_text, parse_flags
 from koordlet.configuration.gates import GATES
+from koordlet.qos.strategies.registry import STRATEGIES
 
 
 def config(text: str = "", *flags: str, mode: Mode = Mode.HOST, **environment: str) -> Config:
@@ -365,6 +366,12 @@ def test_what_is_no_duration(value: Any) -> None:
 def test_every_policys_gate_is_known_with_its_default() -> None:
     for policy in BUILTIN:
         assert GATES[policy.gate].default is policy.gate_default, policy.name
+
+
+def test_every_strategys_gates_are_known_with_their_defaults() -> None:
+    for strategy in STRATEGIES:
+        for gate, default in strategy.gates.items():
+            assert GATES[gate].default is default, strategy.name
 
 
 def test_the_reference_names_every_field_and_every_flag_with_an_effect() -> None:

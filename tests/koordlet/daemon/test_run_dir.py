@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.process import LOCK, daemon_lock
+from koordlet.daemon.run_dir import LOCK, daemon_lock
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from service import append_log
 from service.locks import LockHeld, node_lock

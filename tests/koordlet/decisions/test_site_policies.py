@@ -15,7 +15,7 @@ from hooks.claim import Claim
 from hooks.subject import NodeSubject, PodSubject
 from koordlet.decisions.overtime import Alarm, Interrupter, Overtime
 from koordlet.decisions.site_policies import MOST_SUBJECTS_OFF, SiteGuard, SiteLoader
-from koordlet.events import Events
+from service.events import Events
 from tests.koordlet.builders import runtime_pod
 
 GOOD = """

@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from koordlet.executor.slots import State, Want
+from hooks.state import State
+from koordlet.executor.slots import Want
 from linux.block_io import cost_model, cost_qos
 from linux.resources import Resource, Value
 from tests.koordlet.executor.bed import BOTH, Bed, claim_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apis.cpuset import CpuSet
-from koordlet.executor.slots import State
+from hooks.state import State
 from koordlet.executor.table import Limits
 from linux.resources import UNLIMITED, DeviceNode, Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed

@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from koordlet.executor.slots import State, Want
+from hooks.state import State
+from koordlet.executor.slots import Want
 from linux.resources import Resource
 from tests.koordlet.executor.bed import Bed, claim_of
 from tests.simulated import ANOLIS_8, RHEL_9, Profile

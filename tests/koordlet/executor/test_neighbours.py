@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from koordlet.executor.slots import State
+from hooks.state import State
 from linux.resources import UNLIMITED, Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed
 from tests.simulated import DEBIAN_12_V1, DEBIAN_12_V2, Profile

@@ -6,8 +6,9 @@ import errno
 
 import pytest
 
+from hooks.state import State
 from koordlet.executor.node_wide import make_host_directory
-from koordlet.executor.slots import State, Want
+from koordlet.executor.slots import Want
 from linux.resources import Resource
 from tests.koordlet.executor.bed import TWO_CORES, Bed, claim_of
 from tests.simulated import (

@@ -18,10 +18,11 @@ from hooks.claim import Claim, Op, Rank
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.standing import NOTHING_STANDS, Standing
+from hooks.state import State
 from hooks.subject import ContainerSubject, PodSubject, QosSubject, Requested, make_pod
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal
-from koordlet.executor.slots import State, Want
+from koordlet.executor.slots import Want
 from koordlet.node.probe import probe_kernel
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state.snapshot import Snapshot

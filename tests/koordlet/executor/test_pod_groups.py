@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from koordlet.executor.slots import State
+from hooks.state import State
 from linux.resources import Resource
 from tests.koordlet.executor.bed import TWO_CORES, Bed
 from tests.simulated import DEBIAN_12_V2

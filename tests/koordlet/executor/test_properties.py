@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.cpuset import CpuSet
+from hooks.state import State
 from koordlet.executor.order import TOP, Lattice, Node, Order, ancestors, order
-from koordlet.executor.slots import State
 from linux.cgroup_paths import parent_of
 from linux.resources import UNLIMITED, Resource, Value
 from tests.koordlet.executor.bed import Bed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from koordlet.executor.slots import State
+from hooks.state import State
 from linux.resources import Resource
 from tests.koordlet.executor.bed import TWO_CORES, Bed
 from tests.simulated.faults import Operation

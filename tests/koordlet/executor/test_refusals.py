@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from apis.cpuset import CpuSet
-from koordlet.executor.slots import State, Want
+from hooks.state import State
+from koordlet.executor.slots import Want
 from linux.resources import Resource
 from tests.koordlet.executor.bed import BOTH, TWO_CORES, Bed, claim_of
 from tests.simulated import ANOLIS_8, DEBIAN_12_V2, INTEL_RDT, Profile

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from koordlet.executor.slots import State, Want
+from hooks.state import State
+from koordlet.executor.slots import Want
 from linux.resources import Resource
 from tests.koordlet.executor.bed import TWO_CORES, Bed, claim_of
 from tests.simulated import DEBIAN_12_V2, INTEL_RDT, Crash

@@ -6,11 +6,11 @@ import msgspec
 
 from hooks.facts import Settings
 from hooks.standing import Standing
-from koordlet.events import Events
 from koordlet.qos.board import Board
 from koordlet.qos.lease_file import LeaseFile
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategy import Situation, Strategy
+from service.events import Events
 
 
 class Life:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,13 +16,14 @@ from hooks.claim import Claim, Rank
 from hooks.facts import NodeInputs, Settings
 from hooks.policies import BUILTIN
 from hooks.standing import NOTHING_STANDS, Standing
-from koordlet.events import Events
+from koordlet.configuration.gates import GATES
 from koordlet.measurement.series import Aggregate, Series
 from koordlet.qos.board import Board, Lease
 from koordlet.qos.runner import Outcome, Runner
 from koordlet.qos.strategies.registry import STRATEGIES
 from koordlet.qos.strategy import NodeAmounts, Note, Situation, Strategy, Verdict
 from linux.resources import Resource
+from service.events import Events
 
 GATE = "CPUBurst"
 Step = Callable[[Any, Situation], tuple[Any, Verdict]]
@@ -56,7 +58,7 @@ def strategy(
     step: Step = counting,
     *,
     name: str = "one",
-    gates: tuple[str, ...] = (GATE,),
+    gates: Mapping[str, bool] = MappingProxyType({GATE: True}),
     interval: float = 1.0,
 ) -> Strategy:
     return Strategy(
@@ -221,7 +223,7 @@ def test_a_gate_that_goes_off_during_a_step_leaves_no_claim() -> None:
 
 
 def test_a_strategy_with_several_gates_runs_while_any_is_on() -> None:
-    bed = Bed(strategy(gates=("CPUEvict", "BECPUEvict")))
+    bed = Bed(strategy(gates={"CPUEvict": False, "BECPUEvict": False}))
     bed.round()
     assert bed.runner.statuses[0].why == "feature gates CPUEvict, BECPUEvict: all false"
     bed.settings = Settings(feature_gates={"BECPUEvict": True})
@@ -260,7 +262,7 @@ def counted(state: Counted, situation: Situation) -> tuple[Counted, Verdict]:
 def kept_strategy(*, gate: str = GATE) -> Strategy:
     return Strategy(
         name="one",
-        gates=(gate,),
+        gates={gate: GATES[gate].default},
         interval_s=1.0,
         ttl_s=10.0,
         initial=Counted,
@@ -316,7 +318,7 @@ def test_a_step_without_measurements_ends_the_claims_of_the_steps_before() -> No
 
 
 def test_only_strategies_that_run_have_a_time_to_live_for_a_restart() -> None:
-    bed = Bed(strategy(), strategy(name="off", gates=("BECPUEvict",)), one=2.0)
+    bed = Bed(strategy(), strategy(name="off", gates={"BECPUEvict": False}), one=2.0)
     assert bed.runner.times_to_live(Settings()) == {"one": 20.0}
 
 

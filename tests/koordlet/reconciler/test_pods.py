@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from apis.qos import KubeQoS
+from hooks.state import State
 from hooks.subject import PodSubject, QosSubject, Subject
-from koordlet.executor.slots import State
 from tests.koordlet.reconciler.bed import Node, make_node
 from tests.waiting import wait_until
 

@@ -13,10 +13,10 @@ import pytest
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
+from hooks.state import State
 from hooks.subject import ContainerSubject, PodSubject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal
-from koordlet.executor.slots import State
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from koordlet.state.snapshot import Snapshot

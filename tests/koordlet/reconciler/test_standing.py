@@ -9,9 +9,9 @@ from apis.cpuset import CpuSet
 from apis.qos import KubeQoS
 from hooks.claim import Claim, Op, Rank
 from hooks.standing import NOTHING_STANDS, Standing
+from hooks.state import State
 from hooks.subject import Level, PodSubject, QosSubject, SandboxSubject
 from koordlet.executor.executor import Executor
-from koordlet.executor.slots import State
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from linux.resources import Resource, Value

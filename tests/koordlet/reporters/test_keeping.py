@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from hooks.facts import NodeMeta
-from koordlet.events import Events
 from koordlet.reporters.keeping import Keeper
 from koordlet.reporters.topology import Facts, KeptTopology, topology
 from koordlet.sources.kubelet_settings import KubeletSettings
@@ -19,6 +18,7 @@ from kube.client import Client
 from kube.resources import NODE_RESOURCE_TOPOLOGIES
 from linux.cpus import Cpu
 from linux.numa_memory import CpuKind, NumaMemory
+from service.events import Events
 from tests.koordlet.reporters.bed import Objects, Plain, with_server
 
 PATH = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies/n1"

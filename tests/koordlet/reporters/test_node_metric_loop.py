@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from apis.nodemetric import NodeMetricStatus
-from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.reporters.node_metric import Policy, node_metric_status
 from koordlet.reporters.node_metric_loop import NodeMetricReporter
 from kube.client import Client
+from service.events import Events
 from tests.koordlet.measured import Measured
 from tests.koordlet.reporters.bed import Objects, Plain, with_server
 

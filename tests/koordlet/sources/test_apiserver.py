@@ -18,10 +18,10 @@ from aiohttp import web
 from apis.core import Node as CoreNode
 from apis.decode import decode_object
 from koordlet.configuration.config import Kubernetes
-from koordlet.events import Events
 from koordlet.sources.apiserver import KEPT_FILE, ApiServer
 from koordlet.sources.objects import NodeObjects
 from kube.connection import Connection, ConnectionConfigError, load_connection
+from service.events import Events
 from tests.waiting import until
 
 PLURALS = ("nodeslos", "nodes", "noderesourcetopologies", "devices")

@@ -23,12 +23,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from koordlet.configuration.config import Cri, Kubelet, Seconds
-from koordlet.events import Events
 from koordlet.sources.cri import CriClient
 from koordlet.sources.kubelet import KubeletClient, is_loopback
 from koordlet.sources.polling import Poller, SourceError
 from koordlet.state import NodeState
 from protos.cri.v1 import api_pb2, api_pb2_grpc
+from service.events import Events
 from tests.answering import answering
 from tests.beds.containerd import Containerd, containerd
 from tests.beds.kubelet import running_pod

@@ -18,9 +18,9 @@ from apis.errors import InputError
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED
 from apis.qos import KubeQoS
 from hooks.subject import Pod, make_pod
-from koordlet.events import Events
 from koordlet.transports.pod_resources import SERVICE, SOCKET, PodResources, with_allocations
 from protos.podresources.v1 import podresources_pb2 as messages
+from service.events import Events
 
 _GPU = '{"gpu":[{"minor":0,"id":"GPU-a"},{"minor":1,"id":"GPU-b"}]}'
 _VF = (

@@ -15,13 +15,13 @@ from apis.qos import QoSClass
 from hooks.facts import NodeInputs, Settings
 from hooks.subject import PodSubject
 from koordlet.daemon.dynamic.network_qos import NetworkQos
-from koordlet.events import Events
 from koordlet.executor.network import FILE_NAME, Changed, Network
 from koordlet.qos.strategy import Note
 from koordlet.state.merging import PodView
 from linux.cgroup_paths import Layout
 from linux.host import Host
 from linux.htb import HtbClass, Shaping
+from service.events import Events
 from tests.beds.network import Namespace, device
 from tests.koordlet.configured import configured
 from tests.koordlet.prediction.pods import pod

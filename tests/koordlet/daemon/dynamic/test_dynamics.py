@@ -15,6 +15,7 @@ from apis.qos import KubeQoS
 from hooks.claim import Claim, Rank
 from hooks.standing import Standing
 from hooks.subject import Level
+from koordlet.configuration.gates import GATES
 from koordlet.daemon import parts
 from koordlet.daemon.serving.readings import DaemonReadings
 from koordlet.exposition.metrics import Registries
@@ -82,7 +83,12 @@ class Steered:
 def tested(monkeypatch: pytest.MonkeyPatch) -> Steered:
     made = Steered()
     one = Strategy(
-        name="tested", gates=(GATE,), interval_s=1.0, ttl_s=3.0, initial=lambda: 0, step=made.step
+        name="tested",
+        gates={GATE: GATES[GATE].default},
+        interval_s=1.0,
+        ttl_s=3.0,
+        initial=lambda: 0,
+        step=made.step,
     )
     monkeypatch.setattr(parts, "STRATEGIES", (one,))
     return made
@@ -176,7 +182,7 @@ def test_states_outlast_a_restart_also_over_a_daemon_that_measures_nothing(
 
     one = Strategy(
         name="tested",
-        gates=(GATE,),
+        gates={GATE: GATES[GATE].default},
         interval_s=1.0,
         ttl_s=3.0,
         initial=Counted,

@@ -16,11 +16,11 @@ from aiohttp import web
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
 from koordlet.daemon.dynamic.evictions import Evictions, eviction_options
-from koordlet.events import Events
 from koordlet.exposition.strategy_metrics import of_evictions
 from koordlet.qos.eviction.past_file import PastFile
 from koordlet.qos.strategy import Note, Shortage, Victim
 from kube.connection import Connection, ConnectionConfigError
+from service.events import Events
 from tests.koordlet.configured import configured
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
 from tests.kube.scripted import answer, api

@@ -16,11 +16,11 @@ from hooks.facts import NodeMeta
 from hooks.subject import Pod
 from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
-from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategy import NodeAmounts
 from koordlet.reporters.node_metric import Policy
 from kube.connection import Connection, ConnectionConfigError
+from service.events import Events
 from tests.koordlet.configured import configured
 from tests.koordlet.daemon import bed
 from tests.koordlet.measured import Measured

@@ -12,8 +12,8 @@ from apis.effective_nodeslo import decode_nodeslo
 from hooks.facts import NodeInputs, Settings
 from hooks.subject import Pod
 from koordlet.daemon.reports.terway import Terway
-from koordlet.events import Events
 from koordlet.reporters.terway import GLOBAL, PODS
+from service.events import Events
 from tests.koordlet.configured import configured
 from tests.koordlet.prediction.pods import pod
 

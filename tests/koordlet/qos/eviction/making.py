@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hooks.subject import Pod
-from koordlet.events import Events
 from koordlet.qos.eviction.evictor import EvictionOptions, Evictor
 from koordlet.qos.eviction.means import Answer, Answered
 from koordlet.qos.eviction.past_rounds import Past
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Victim
+from service.events import Events
 from tests.koordlet.qos.eviction_making import a_pod, a_situation
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from hooks.subject import Pod
-from koordlet.events import Severity
 from koordlet.qos.eviction.means import Answer, Answered
 from koordlet.qos.strategy import Note
+from service.events import Severity
 from tests.koordlet.qos.eviction.making import BUDGET, SILENT, A, Api, B, Bed, C, Runtime, short
 from tests.koordlet.qos.eviction_making import a_pod
 

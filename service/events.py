@@ -19,7 +19,7 @@ import msgspec
 
 from apis.errors import printable
 
-_LOG = logging.getLogger("koordlet.events")
+_LOG = logging.getLogger(__name__)
 
 CAPACITY: Final = 512
 """Events that are kept. Chosen: hours of a troubled node, as repeated events count up. Twice the

@@ -21,17 +21,13 @@ from hooks.facts import NodeInputs, Settings
 from hooks.standing import Standing
 from hooks.subject import ContainerSubject
 from koordctl import main as koordctl
-from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
 from koordlet.qos import strategies
 from koordlet.qos.board import Board
-from koordlet.qos.runner import Runner
-from koordlet.qos.strategies.registry import STRATEGIES
-from koordlet.qos.strategy import PodOnNode, Situation, Strategy, Verdict
-from koordlet.recording import frames, recorder
-from koordlet.recording.recorder import Recorder, files, name
-from koordlet.recording.replay import (
+from koordlet.qos.recording import frames, recorder
+from koordlet.qos.recording.recorder import Recorder, files, name
+from koordlet.qos.recording.replay import (
     Reading,
     Replayed,
     changes,
@@ -41,7 +37,11 @@ from koordlet.recording.replay import (
     paths_of,
     replay,
 )
+from koordlet.qos.runner import Runner
+from koordlet.qos.strategies.registry import STRATEGIES
+from koordlet.qos.strategy import PodOnNode, Situation, Strategy, Verdict
 from linux.resources import Resource
+from service.events import Events
 from tests.hooks.making import a_pod, be_pod
 from tests.koordlet.qos.situations import a_situation
 
@@ -313,7 +313,7 @@ def claim_on_shares(value: int) -> Claim:
 def test_a_state_that_outlasts_a_restart_does_so_in_a_replay(tmp_path: Path) -> None:
     counted = Strategy(
         name="counted",
-        gates=("BECPUSuppress",),
+        gates={"BECPUSuppress": True},
         interval_s=1.0,
         ttl_s=10.0,
         initial=_Counted,

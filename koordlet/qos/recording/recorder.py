@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from koordlet.measurement.series import Metric
+from koordlet.qos.recording import frames
 from koordlet.qos.strategy import PodOnNode, Situation
-from koordlet.recording import frames
 
 _LOG = logging.getLogger("koordlet.recording")
 

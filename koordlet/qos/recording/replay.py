@@ -20,14 +20,14 @@ from hooks.claim import Claim
 from hooks.facts import NodeInputs
 from hooks.standing import Standing
 from hooks.subject import HostAppSubject, PodSubject
-from koordlet.events import Events
 from koordlet.measurement.series import Metric, Series
 from koordlet.measurement.store import Store
 from koordlet.qos.board import Board, Lease
+from koordlet.qos.recording import frames
+from koordlet.qos.recording.recorder import files, name
 from koordlet.qos.runner import Runner
 from koordlet.qos.strategy import NodeAmounts, PodOnNode, Situation, Strategy
-from koordlet.recording import frames
-from koordlet.recording.recorder import files, name
+from service.events import Events
 
 Plain = dict[str, Any]
 
