@@ -281,6 +281,9 @@ def gates_off(strategy: Strategy, settings: Settings) -> str:
     """Return why the strategy is off: all its gates are; "" while any is on."""
     if any(settings.gate(gate, default=default) for gate, default in strategy.gates.items()):
         return ""
-    if len(strategy.gates) == 1:
-        return f"feature gate {strategy.gates[0]}=false"
-    return f"feature gates {', '.join(strategy.gates)}: all false"
+    names = ", ".join(strategy.gates)
+    return (
+        f"feature gate {names}=false"
+        if len(strategy.gates) == 1
+        else f"feature gates {names}: all false"
+    )
