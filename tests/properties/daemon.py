@@ -54,6 +54,9 @@ class Daemon:
     kernel: with the pods' root in place.
     """
 
+    strategies: tuple[str, ...] = ("suppress", "burst", "memory")
+    """Whose claims there may be."""
+
     def __init__(self, kernel: SimulatedKernel) -> None:
         self.kernel = kernel
         self.folder = Path(tempfile.mkdtemp(prefix="koord-properties-"))
@@ -91,7 +94,7 @@ class Daemon:
         self._pods: set[str] = set()
         self._pods_now = False
         self.decider = Decider(self.events)
-        self.board = Board(("suppress", "burst", "memory"), self._stands)
+        self.board = Board(self.strategies, self._stands)
         self.handler = NriHandler(
             state=self.state,
             decider=self.decider,
@@ -219,7 +222,7 @@ class Daemon:
 
     def end_leases(self) -> None:
         """No strategy has renewed its claims."""
-        for strategy in ("suppress", "burst", "memory"):
+        for strategy in self.strategies:
             self.board.drop(strategy)
         self._follow()
 

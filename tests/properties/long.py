@@ -17,9 +17,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.properties.disturbed_machine import DisturbedMachine
 from tests.properties.edited_machine import EditedMachine
+from tests.properties.measured_machine import MeasuredMachine
 from tests.properties.node_machine import NodeMachine
 
-MACHINES = (NodeMachine, DisturbedMachine, EditedMachine)
+MACHINES = (NodeMachine, DisturbedMachine, EditedMachine, MeasuredMachine)
 
 
 def main() -> int:

@@ -21,13 +21,14 @@ from hypothesis.stateful import (
 )
 
 from apis.cpuset import CpuSet
+from apis.qos import KubeQoS
 from hooks.stage import Stage
 from hooks.state import State
-from hooks.subject import ContainerSubject, SandboxSubject
+from hooks.subject import ContainerSubject, Level, SandboxSubject
 from koordlet.executor.slots import ResourceView
 from linux.cgroup_files import FILES, field_text, same
 from linux.resources import Resource
-from tests.properties.cpus import NONE, PLANS
+from tests.properties.cpus import NONE, PLANS, CpuPlan
 from tests.properties.daemon import ALL_GATES, BE_CPU_MANAGER, NO_GATES
 from tests.properties.host_apps import APPS
 from tests.properties.lives import GATES, LIVES, POD_KINDS, PROFILES, SLOS, TIMES, Life
@@ -55,7 +56,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.behind = False
         self.number = 0
         self.ever_declared = set(life.declared)
-        self.node = OperatedNode(profile, PLANS[life.plan])
+        self.node = self._node_of(profile, PLANS[life.plan])
         for kind in life.older:
             self._start(kind)
         for name in sorted(life.apps):
@@ -67,6 +68,9 @@ class NodeMachine(RuleBasedStateMachine):
         self.node.synchronize()
         for kind in life.younger:
             self._start(kind)
+
+    def _node_of(self, profile: Profile, plan: CpuPlan) -> OperatedNode:
+        return OperatedNode(profile, plan)
 
     def _start(self, kind: str, *, times: int = 1, late: bool = False) -> None:
         pod = self.node.add_pod(POD_KINDS[kind], times=times, late=late)
@@ -433,9 +437,15 @@ class NodeMachine(RuleBasedStateMachine):
         free = books.all - books.reserved - books.system - books.offline
         pinned = NONE.union(*books.pinned.values())
         assert pools.together == free - pinned - NONE.union(*exclusive)
+        standing = node.board.standing
         narrowed = any(
             claim.resource is Resource.CPUSET_CPUS
-            for claim in node.board.standing.by_subject.get("kubeqos/BestEffort", ())
+            for claims in (
+                standing.by_subject.get("kubeqos/BestEffort", ()),
+                # Under kubelet's static policy the directories are left alone.
+                standing.by_class.get((Level.SANDBOX, KubeQoS.BESTEFFORT), ()),
+            )
+            for claim in claims
         )
         for pod in node.pods:
             assert pod.here.sandbox is not None and pod.twin.sandbox is not None
@@ -475,6 +485,9 @@ class NodeMachine(RuleBasedStateMachine):
             self.node.close()
 
     def _as_if_never_there(self) -> None:
-        found = differences(self.node)
+        found = self._differences()
         note(f"{len(found)} differences")
         assert not found, found
+
+    def _differences(self) -> list[str]:
+        return differences(self.node)

@@ -33,6 +33,8 @@ from tests.simulated.kubelet import (
 
 GIB = 1 << 30
 NO_LIMITS = Limits()
+BATCH_CONTAINERS = ("c0", "c1", "c2", "c3")
+"""The containers that the annotation of a batch pod names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def metadata(pod: Running, kind: Kind) -> tuple[dict[str, str], dict[str, str]]:
     if kind.batch_milli:
         both = {"requests": batch_of(kind), "limits": batch_of(kind)}
         annotations[ANNOTATION_EXTENDED_RESOURCE_SPEC] = json.dumps(
-            {"containers": dict.fromkeys(("c0", "c1", "c2", "c3"), both)}
+            {"containers": dict.fromkeys(BATCH_CONTAINERS, both)}
         )
     if kind.oom_score_adj is not None:
         annotations[ANNOTATION_OOM_SCORE_ADJ] = str(kind.oom_score_adj)

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.properties.disturbed_machine import DisturbedMachine
 from tests.properties.edited_machine import EditedMachine
+from tests.properties.measured_machine import MeasuredMachine
 from tests.properties.node_machine import NodeMachine
 
 pytestmark = pytest.mark.long
@@ -30,3 +31,5 @@ TestEdited = EditedMachine.TestCase
 TestEdited.settings = _SETTINGS
 TestDisturbed = DisturbedMachine.TestCase
 TestDisturbed.settings = _SETTINGS
+TestMeasured = MeasuredMachine.TestCase
+TestMeasured.settings = _SETTINGS

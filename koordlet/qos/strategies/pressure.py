@@ -44,6 +44,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from apis.keys import BATCH_MEMORY
 from apis.qos import KubeQoS
 from hooks.amounts import limit_of_pod, memory_request, request_of_pod
 from hooks.claim import Claim, Op, Rank
@@ -51,6 +52,7 @@ from hooks.standing import Claims, Standing, merged
 from hooks.subject import Amounts, Pod, PodSubject, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
+from koordlet.qos.strategies.candidates import extended_request
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
 
@@ -236,6 +238,13 @@ def _batch_memory(amounts: Amounts) -> int | None:
     return amounts.batch_memory_request_bytes
 
 
+def _requested_memory(pod: Pod) -> int:
+    """Return the pod's batch-memory request; without a specification that of its annotation."""
+    if pod.specs:
+        return request_of_pod(pod, _batch_memory)
+    return extended_request(pod, _batch_memory, BATCH_MEMORY)
+
+
 def _cpu_bounded(situation: Situation) -> Bounded:
     used = _recent(situation, Metric.BE_CPU_USED)
     config = situation.inputs.slo.resource_used_threshold_with_be
@@ -257,7 +266,7 @@ def _memory_bounded(situation: Situation) -> Bounded:
         if used is not None:
             key = PodSubject(pod).key
             use[key] = int(used)
-            floor[key] = max(_FLOOR_BYTES, request_of_pod(pod, _batch_memory))
+            floor[key] = max(_FLOOR_BYTES, _requested_memory(pod))
     return Bounded(use, floor)
 
 

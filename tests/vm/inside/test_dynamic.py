@@ -29,6 +29,16 @@ _MIB = 1 << 20
 _SPIN = "while :; do :; done"
 _HELD = 16 * _MIB
 _HIGH = 10 * _MIB
+_LEAST = 128 * _MIB
+"""What pressure control leaves each best-effort pod, see docs/qos.md."""
+_CACHED = 192 * _MIB
+_CACHE = (
+    f"dd if=/dev/zero of=/data bs=1M count={_CACHED // _MIB} conv=fsync 2> /dev/null;"
+    " while :; do sleep 1; done"
+)
+"""Writes a file, and keeps its page cache unless the kernel reclaims it."""
+_STARVED = f"x=$(yes | head -c {_HELD}); while :; do y=$(yes | head -c 1000000); done"
+"""Holds memory that cannot be reclaimed, and takes and frees more without a pause."""
 _BEST_EFFORT = CGROUPS / "kubepods.slice/kubepods-besteffort.slice"
 _BUSY = (
     f"x=$(yes | head -c {_HELD}); while :; do sleep 0.2; y=$(yes | head -c 1000000);"
@@ -232,6 +242,61 @@ def test_best_effort_pods_yield_while_a_service_waits_for_cpu(service: Service, 
         wait(grows, "nothing waits any more, and they get CPU back")
     service.gates(GATES | {"BlkIOReconcile": True, "PSICollector": True})
     wait(lambda: quota() is None, "they have all again without the gate")
+
+
+@contextmanager
+def started(machine: Node, manifest: Manifest) -> Iterator[Pod]:
+    """A pod for one test."""
+    made = machine.run_pod(manifest)
+    try:
+        yield made
+    finally:
+        machine.remove(made)
+
+
+def test_best_effort_pods_yield_memory_while_a_service_waits_for_memory(
+    machine: Node, service: Service, pods: Pods
+) -> None:
+    """The kernel reclaims their page cache, down to the floor at most, and the bound goes again."""
+
+    def current() -> int:
+        return int((CGROUPS / cache.cgroup / "memory.current").read_text())
+
+    def bound() -> int | None:
+        """memory.high of the best-effort pod, noted; None for none."""
+        text = (CGROUPS / cache.cgroup / "memory.high").read_text().strip()
+        found = None if text == "max" else int(text)
+        if found != seen[-1]:
+            seen.append(found)
+        return found
+
+    seen: list[int | None] = [None]
+    squeezing = GATES | dict.fromkeys(("PSICollector", "PressureSuppress", "BlkIOReconcile"), True)
+    with (
+        started(machine, shell("cache", "BE", _CACHE)) as cache,
+        started(machine, shell("starved", "LS", _STARVED)) as starved,
+    ):
+        wait(lambda: current() > _CACHED, "the best-effort pod has its page cache")
+        wait(lambda: len(starved.pids("main")) > 0, "the service runs")
+        service.gates(squeezing)
+        (CGROUPS / starved.container_cgroup("main") / "memory.high").write_text(str(_HIGH))
+        wait(lambda: bound() is not None, "best-effort pods yield")
+        assert "default/starved waits for memory" in summary("PressureSuppress")
+        wait(lambda: (bound() or 0) < _LEAST + (_CACHED - _LEAST) // 2, "they yield more")
+        wait(lambda: current() <= (bound() or 0), "the kernel reclaims what is above the bound")
+        down = [each for each in seen if each is not None]
+        assert down == sorted(down, reverse=True), down
+        assert _LEAST <= down[-1] <= down[0] < 2 * _CACHED, down
+        for other in (starved, pods.web):
+            high = (CGROUPS / other.cgroup / "memory.high").read_text().strip()
+            assert high == "max", "a latency-sensitive pod is bounded"
+        signal_to(starved, signal.SIGSTOP)
+        least = min(down)
+        wait(lambda: (bound() or 2 * _CACHED) > least, "nothing waits, and they get memory back")
+        wait(lambda: bound() is None, "the bound is gone")
+        up = [each for each in seen[seen.index(min(each for each in seen if each)) :] if each]
+        assert up == sorted(up) and len(up) > 2, up
+    service.gates(GATES | {"BlkIOReconcile": True, "PSICollector": True})
 
 
 def test_a_limited_disk_shows_as_pressure(service: Service, pods: Pods) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apis.keys import ANNOTATION_EXTENDED_RESOURCE_SPEC, BATCH_MEMORY
 from apis.qos import KubeQoS, QoSClass
 from hooks.check import claim_problem
 from hooks.facts import KernelFacts
@@ -185,6 +187,15 @@ def test_memory_pressure_lowers_memory_high_of_best_effort_pods_towards_their_re
     gone = at(0.0, 4 * MEMORY_TARGET, now=1013.0, pods=(WEB, SMALL))
     state, verdict = after(1, state, gone)
     assert state.memory.references == {} and verdict.standing == Standing()
+
+
+def test_a_request_that_only_the_annotation_names_is_the_floor_too() -> None:
+    """The Pod object may not be known: the runtime reports the annotation, and no requests."""
+    spec = {"containers": {"main": {"requests": {BATCH_MEMORY: str(3 * GIB)}}}}
+    pod = be_pod(name="reported", annotations={ANNOTATION_EXTENDED_RESOURCE_SPEC: json.dumps(spec)})
+    used = {Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, pod.uid): 5.0 * GIB}
+    _, verdict = after(40, State(), at(memory=100.0, pods=(WEB, pod), more=used))
+    assert decided(verdict, PodSubject(pod), HIGH) == 3 * GIB
 
 
 def test_a_pod_that_grows_while_others_are_squeezed_is_bounded_too() -> None:
