@@ -251,9 +251,8 @@ class NodeState:
         Returns the container's cgroup; "" while no source has the container.
         """
         self._requests += 1
-        view = self._view(uid)
-        containers = () if view is None else view.containers
-        cgroup = next((each.cgroup for each in containers if each.id == container_id), "")
+        found = self.container_of(uid, container_id)
+        cgroup = "" if found is None else found.cgroup
         if not self._runtime.note_update(container_id, update):
             self._objects.note_update(uid, name, container_id, update)
         self._touched.add(uid)
@@ -318,7 +317,11 @@ class NodeState:
     def container(self, container_id: str) -> ContainerSubject | None:
         """Return a container that the runtime reported, merged with the Pod object."""
         found = self._runtime.container(container_id)
-        view = self._view(found.uid) if found is not None else None
+        return None if found is None else self.container_of(found.uid, container_id)
+
+    def container_of(self, uid: str, container_id: str) -> ContainerSubject | None:
+        """Return a pod's container, whichever source has it."""
+        view = self._view(uid)
         if view is None:
             return None
         return next((each for each in view.containers if each.id == container_id), None)

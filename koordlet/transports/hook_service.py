@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.message import DecodeError
 
 from apis.cpuset import CpuSet
 from hooks.decision import Decision
@@ -188,11 +189,10 @@ class HookAnswers:
         reported = requested_values(request.container_resources)
         remembered = self._memory.get(key)
         if remembered is None:
-            known = self._state.container(request.container_meta.id)
-            # The container is older than this daemon: the state knows what kubelet requested.
+            known = self._state.container_of(request.pod_meta.uid, request.container_meta.id)
             if known is None:
                 return reported
-            return overlay(Requested(cpus=reported.cpus), known.requested)
+            remembered = self._as_delivered(known, reported.cfs_period_us or 0)
         fields = {
             name: requested if value == delivered else value
             for name in Requested.__struct_fields__
@@ -205,6 +205,18 @@ class HookAnswers:
             ]
         }
         return Requested(**fields)
+
+    def _as_delivered(self, known: ContainerSubject, period_us: int) -> _Memory:
+        """Return the memory of a container that is older than this daemon.
+
+        The state knows what kubelet requested, and the same is delivered for it as ever. period_us:
+        of the quotas that the proxy reports; 0 is the kernel's default.
+        """
+        answer = hook.ContainerResourceHookResponse()
+        answer.container_resources.cpu_period = period_us
+        carry(self._decider.decide(self._daemon.engine, known, Stage.UPDATE_CONTAINER), answer)
+        delivered = requested_values(answer.container_resources)
+        return _Memory(known.requested, overlay(delivered, known.requested))
 
     def _changed_resources(self, key: _Key, requested: Requested) -> list[Resource]:
         remembered = self._memory.get(key)
@@ -388,23 +400,29 @@ class HookServer:
         }
         return {
             f"{stage}Hook": grpc.unary_unary_rpc_method_handler(
-                _asynchronous(answer),
-                request_deserializer=kind.FromString,
+                _asynchronous(kind, answer),
                 response_serializer=lambda message: message.SerializeToString(),
             )
             for stage, (kind, answer) in handlers.items()
         }
 
 
-def _asynchronous(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Return a coroutine function: grpc.aio runs plain functions in a thread, and the event loop
-    owns the state."""
+def _asynchronous(
+    kind: Any, answer: Callable[[Any], Any]
+) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """Return a coroutine function that parses a message of this kind and answers it.
 
-    async def handle(request: Any, context: Any) -> Any:
+    grpc.aio runs plain functions in a thread, and the event loop owns the state. It would log a
+    message that cannot be parsed with a traceback.
+    """
+
+    async def handle(request: bytes, context: Any) -> Any:
         try:
             with keep_interpreter():
-                return answer(request)
+                return answer(kind.FromString(request))
         except Refused as refused:
             await context.abort(grpc.StatusCode.UNKNOWN, str(refused))
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     return handle
