@@ -123,14 +123,15 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     "LoadAwareScheduling": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
         Registration(NODE, Action.UPDATE_NODE_ANNOTATION),
-        Registration(POD, Action.DELETE),
+        Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         Registration("NodeMetric", Action.ALL),
         _RESERVED,
     ),
     "NodeNUMAResource": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
         Registration(NODE, Action.UPDATE_NODE_ANNOTATION | Action.UPDATE_NODE_LABEL),
-        Registration(POD, Action.DELETE),
+        # What pods request counts on nodes with amplified cpu.
+        Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         Registration("NodeResourceTopology", Action.ALL),
         _RESERVED,
     ),

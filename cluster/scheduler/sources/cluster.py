@@ -150,7 +150,7 @@ class ClusterSource:
             self._tell(POD, Action.ADD, None, new)
         else:
             actions = pod_actions(old, new)
-            if known is not None and _releases(known.shape.requests, read.booking.shape.requests):
+            if known is not None and _shrinks(known.shape, read.booking.shape):
                 actions |= Action.UPDATE_POD_SCALE_DOWN
             if actions:
                 self._tell(POD, actions, old, new)
@@ -292,6 +292,13 @@ def pod_actions(old: SchedulingPod, new: SchedulingPod) -> Action:
     return actions
 
 
-def _releases(before: Amounts, after: Amounts) -> bool:
-    """Return whether a pod requests less of anything than before."""
+def _shrinks(before: PodShape, after: PodShape) -> bool:
+    """Return whether a pod requests less of anything than before, or has a lower limit.
+
+    What it is expected to use follows from both.
+    """
+    return _less(before.requests, after.requests) or _less(before.limits, after.limits)
+
+
+def _less(before: Amounts, after: Amounts) -> bool:
     return any(after.get(name, 0) < amount for name, amount in before.items())

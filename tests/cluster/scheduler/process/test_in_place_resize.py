@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.cluster.scheduler.beds.core import Bed
+from tests.cluster.scheduler.configuration.files import enabled, file
 
 
 def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = False) -> None:
@@ -60,5 +62,29 @@ def test_a_pod_is_tried_again_when_another_one_has_shrunk() -> None:
     bed.run(20.0)
     assert bed.core.queue.order("u-waits") == order
     _resize(bed, "runs", asks=1, has=1)
+    bed.run(20.0)
+    assert bed.node_of("waits") == "n"
+
+
+@pytest.mark.parametrize("shrinks", ["requests", "limits"])
+def test_a_pod_is_tried_again_when_another_one_is_expected_to_use_less(shrinks: str) -> None:
+    plugins = {"filter": enabled("LoadAwareScheduling"), "reserve": enabled("LoadAwareScheduling")}
+    profile = {"schedulerName": "koord-scheduler", "plugins": plugins}
+    bed = Bed(json.dumps(file(profiles=[profile])))
+    bed.node("n", 10)
+    used = {"nodeUsage": {"resources": {"cpu": "0", "memory": "0"}}}
+    status = {"updateTime": "2027-01-15T08:00:00Z", "nodeMetric": used}
+    reports = next(each for each in bed.core.caches if each.resource.kind == "NodeMetric")
+    bed.show(reports, "ADDED", {"metadata": {"name": "n"}, "status": status})
+    # The report lacks the pod, which counts with 85 % of 8 CPUs, more than the threshold of 65 %.
+    bed.pod("runs", 8 if shrinks == "requests" else 1, 0, node="n")
+    resources = bed.pods["runs"]["spec"]["containers"][0]["resources"]
+    resources.setdefault(shrinks, {})["cpu"] = "8"
+    bed.change("runs")
+    bed.pod("waits", 1, 0)
+    bed.run()
+    assert "node(s) cpu usage exceed threshold" in bed.messages["waits"]
+    resources[shrinks]["cpu"] = "2"
+    bed.change("runs")
     bed.run(20.0)
     assert bed.node_of("waits") == "n"
