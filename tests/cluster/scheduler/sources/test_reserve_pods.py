@@ -153,7 +153,7 @@ def test_resized_resources_go_over_those_of_the_template() -> None:
 @pytest.mark.parametrize(
     ("given_", "named"),
     [
-        ({"template": None}, "spec.template = "),
+        ({"template": None}, "spec.template is not set"),
         ({"template": "text"}, "spec.template = 'text': expected a pod template"),
         (
             {"preAllocation": True, "allocatePolicy": "Aligned"},
