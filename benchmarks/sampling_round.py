@@ -5,6 +5,10 @@ container with a process, measures them with the collectors of CPU and memory, a
 afterwards. Prints the cost of each part for the median round. Needs root.
 
     python -m benchmarks.sampling_round --pods 110 --rounds 120
+    python -m benchmarks.sampling_round --pressure
+
+With --pressure the collector of pressure runs alone, on the cgroup v2 hierarchy, which has the
+files without any controller, so also beside v1.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from koordlet.measurement.collectors.best_effort import BestEffortCollector
 from koordlet.measurement.collectors.cgroups import PodCollector
 from koordlet.measurement.collectors.host_apps import HostAppCollector
 from koordlet.measurement.collectors.node import NodeCollector
+from koordlet.measurement.collectors.psi import PressureCollector
 from koordlet.measurement.collectors.system import SystemCollector, SystemNumaCollector
 from koordlet.measurement.kernel_files import LocalFiles
 from koordlet.measurement.sampler import Sampler
@@ -94,12 +99,45 @@ def main() -> None:
     arguments.add_argument("--pods", type=int, default=110)
     arguments.add_argument("--rounds", type=int, default=120)
     arguments.add_argument("--interval", type=float, default=1.0, help="seconds between rounds")
+    arguments.add_argument("--pressure", action="store_true", help="see above")
     options = arguments.parse_args()
     raise_limit()
     with kubepods() as tree, pods(tree, options.pods) as targets:
+        if options.pressure:
+            root = next(str(each) for each in tree.hierarchies if is_unified(each))
+            layout = Layout(2, {"": root}, Driver.CGROUPFS, tree.path.lstrip("/"))
+            measure_pressure(Targets(layout, targets), options.rounds, options.interval)
+            return
         found = discover(LocalHost())
         layout = Layout(found.version, found.mounts, Driver.CGROUPFS, tree.path.lstrip("/"))
         measure(Targets(layout, targets), options.rounds, options.interval)
+
+
+def is_unified(hierarchy: Path) -> bool:
+    return (hierarchy / "cgroup.controllers").exists()
+
+
+def measure_pressure(targets: Targets, rounds: int, interval_s: float) -> None:
+    store = Store()
+    sampler = Sampler(
+        store, [PressureCollector(interval_s=interval_s)], LocalFiles(), lambda: targets
+    )
+    gc.collect()
+    gc.freeze()
+    cpu: list[float] = []
+    for number in range(-WARM_UP_ROUNDS, rounds):
+        at, used = time.monotonic(), thread_ms()
+        sampler.round(at)
+        if number >= 0:
+            cpu.append(thread_ms() - used)
+        time.sleep(max(at + interval_s - time.monotonic(), 0))
+    (status,) = sampler.status(time.monotonic()).collectors
+    print(f"  CPU a round  p50 {statistics.median(cpu):.2f} ms  p99 {percentile(cpu, 0.99):.2f} ms")
+    print(f"  share        {statistics.fmean(cpu) / (interval_s * 10):.2f} % of a core")
+    print(f"  store        {status.series} series, {status.bytes / 2**20:.1f} MiB")
+    groups = len(targets.groups)
+    if status.failures or status.series < 8 * groups:
+        raise SystemExit(f"not everything was measured of {groups} groups: {status}")
 
 
 def measure(targets: Targets, rounds: int, interval_s: float) -> None:

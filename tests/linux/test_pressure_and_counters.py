@@ -37,6 +37,25 @@ def test_pressure(content: bytes, expected: Pressure) -> None:
     assert parse_pressure(content) == expected
 
 
+_SHARES = st.integers(0, 10_000).map(lambda hundredths: hundredths / 100)
+_STALLS = st.builds(Stall, _SHARES, _SHARES, _SHARES, st.integers(0, 2**63))
+
+
+def _line(kind: str, stall: Stall) -> bytes:
+    shares = (f"{name}={getattr(stall, name):.2f}" for name in ("avg10", "avg60", "avg300"))
+    return f"{kind} {' '.join(shares)} total={stall.total_us}\n".encode()
+
+
+@given(_STALLS, st.none() | _STALLS)
+def test_a_file_of_a_later_kernel_is_read_as_one_of_today(some: Stall, full: Stall | None) -> None:
+    lines = [_line("some", some)] + ([] if full is None else [_line("full", full)])
+    expected = Pressure(some, full)
+    assert parse_pressure(b"".join(lines)) == expected
+    assert parse_pressure(b"".join([*lines, b"much avg10=9.00\n"])) == expected
+    more = [line.replace(b" total", b" avg900=1.00 total") for line in lines]
+    assert parse_pressure(b"".join(more)) == expected
+
+
 @pytest.mark.parametrize(
     "content", [b"", FULL, b"some avg10=x avg60=0 avg300=0 total=0\n", b"some avg10=1.00\n"]
 )

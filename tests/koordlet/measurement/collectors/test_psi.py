@@ -47,6 +47,25 @@ def machine(profile: Profile) -> tuple[SimulatedKernel, Rounds]:
     return kernel, Rounds.over(PressureCollector(), kernel, targets)
 
 
+def test_a_file_that_stood_still_and_moves_again_is_seen() -> None:
+    kernel, rounds = machine(DEBIAN_12_V2)
+    kernel.set_pressure(BOX, "memory", (2.5, 1.5, 0.5, 1_000_000))
+    average, stall = (
+        Series(Metric.CONTAINER_PSI, "box", f"mem.some.{measure}") for measure in ("avg10", "stall")
+    )
+    assert rounds.next()[average] == 2.5
+    at_rest = rounds.next()
+    assert (at_rest[average], at_rest[stall]) == (2.5, 0.0)
+    kernel.set_pressure(BOX, "memory", (4.0, 1.5, 0.5, 2_000_000))
+    moved = rounds.next()
+    assert moved[average] == 4.0 and moved[stall] > 0
+
+
+@pytest.mark.parametrize(("interval_s", "kept_s"), [(1.0, 63.0), (10.0, 630.0)])
+def test_as_many_samples_are_kept_at_each_interval(interval_s: float, kept_s: float) -> None:
+    assert PressureCollector(interval_s=interval_s).retention_s == kept_s
+
+
 @pytest.mark.parametrize("profile", [DEBIAN_12_V2, ANOLIS_8], ids=lambda one: one.name)
 def test_averages_and_stalls(profile: Profile) -> None:
     kernel, rounds = machine(profile)
