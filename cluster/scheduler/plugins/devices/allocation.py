@@ -100,22 +100,27 @@ class DeviceShareAllocator:
         row: int,
         sets: Iterable[int],
         *,
+        reservation: str = "",
         without: frozenset[str] = frozenset(),
     ) -> Hints | None:
         """Return which of these sets of NUMA nodes could give the devices, for the NUMA policy.
 
         None where devices need not be aligned, or where it is not known where they are. NUMA nodes
         without devices change nothing: a set counts as its part with devices does, so a pod whose
-        CPUs need more NUMA nodes than its devices can be aligned too.
+        CPUs need more NUMA nodes than its devices can be aligned too. Where the pod uses a
+        reservation, its devices decide as they do in `allocate`.
         """
         request = pod.derived(device_request)
         devices = self._devices.view(row, without=without)
         if not self._settings.align or devices is None or not isinstance(request, DeviceRequest):
             return None
+        limits = NO_LIMITS
+        if reservation:
+            limits = limits_within(self._devices, tables, row, reservation, self._restored)
         found = device_hints(
             devices,
             request,
-            limits=limits_of_hint(pod, self._devices, row, self._settings),
+            limits=narrowed(limits, limits_of_hint(pod, self._devices, row, self._settings)),
             rules=rules_of(self._settings, self._devices),
         )
         if found is None:

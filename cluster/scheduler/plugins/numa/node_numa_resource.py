@@ -94,11 +94,12 @@ class HintProvider(Protocol):
         row: int,
         sets: Iterable[int],
         *,
+        reservation: str = "",
         without: frozenset[str] = frozenset(),
     ) -> Hints | None:
         """Return which of these sets of NUMA nodes the pod could use; None without an opinion.
 
-        without: UIDs of reservations that count as free.
+        reservation: UID of the one that the pod uses. without: UIDs of those that count as free.
         """
         ...
 
@@ -318,7 +319,10 @@ class NodeNUMAResource(ScoredAsIs):
             hint = pod.derived(hint_of)
             if hint.recorded:
                 state = narrowed(state, hint.cpus.mask, hint.numa)
-        others = [partial(one.hints, pod, tables, row, without=free) for one in self.others]
+        others = [
+            partial(one.hints, pod, tables, row, reservation=reservation, without=free)
+            for one in self.others
+        ]
         return allocate(state, demand, self.settings.numa_scoring, others=others)
 
     # --- record ----------------------------------------------------------------------------------

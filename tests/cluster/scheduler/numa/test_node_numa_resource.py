@@ -660,6 +660,7 @@ class _DevicesOn:
         row: int,
         sets: Iterable[int],
         *,
+        reservation: str = "",
         without: frozenset[str] = frozenset(),
     ) -> Hints:
         """Return the sets with the device's NUMA node; the node alone is preferred."""

@@ -21,16 +21,16 @@ from apis.keys import (
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.profiles import Plugins, make_plugins
-from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import enabled, file
-from tests.cluster.scheduler.devices.making import a_device_object, a_gpu, full
+from tests.cluster.scheduler.devices.making import a_device_object, a_gpu, full, parsed_allocation
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.numa.making import SMALL, SMALL_ZONES, make_topology
-from tests.cluster.scheduler.reservations.making import make_facts
+from tests.cluster.scheduler.reservations.making import make_facts, put
 
 _PLUGINS = ("Reservation", "NodeNUMAResource", "DeviceShare")
 
@@ -141,6 +141,27 @@ def test_a_restricted_reservation_gives_nothing_beside_itself_and_an_aligned_one
         else:
             assert not reserved.allocation.cpus.mask & owner.allocation.cpus.mask
             assert not _minors(reserved) & _minors(owner)
+
+
+@pytest.mark.parametrize("allocate", list(AllocatePolicy))
+@pytest.mark.parametrize("policy", ["SingleNUMANode", "Restricted", "BestEffort"])
+def test_an_owner_is_aligned_to_the_numa_node_of_the_devices_that_are_reserved_for_it(
+    policy: str, allocate: AllocatePolicy
+) -> None:
+    """The reservation has a GPU of NUMA node 1, and no CPUs: NUMA node 0 has just as many."""
+    cluster = _Cluster(policy=policy)
+    whole = {full("gpu-core"): "100", full("gpu-memory-ratio"): "100"}
+    devices = parsed_allocation({"gpu": [{"minor": 5, "resources": whole}]})
+    amounts = {full("gpu"): "100"}
+    facts = make_facts("r", amounts, policy=allocate)
+    put(cluster.tables, cluster.shapes, facts, "n", amounts, allocation=Allocation(devices=devices))
+    owner = cluster.placed("o", cluster.pod(2, 1, app="a"))
+    assert owner.allocation.reservation == "uid-r"
+    assert _minors(owner) == {5}
+    assert [numa for numa, _ in owner.allocation.numa] == [1]
+    for number in range(7):
+        assert not _minors(cluster.placed(f"s{number}", cluster.pod(1, 1))) & {5}
+    assert isinstance(cluster.schedule("late", cluster.pod(1, 1)), Unplaced)
 
 
 def test_only_the_reservation_with_free_cpus_and_devices_is_taken() -> None:
