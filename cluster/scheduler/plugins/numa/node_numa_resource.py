@@ -73,7 +73,7 @@ from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.numa.demand import pod_specs
 from cluster.scheduler.tables.numa.facts import NO_RATIO, NumaFacts, amplify
 from cluster.scheduler.tables.numa.record import resource_status
-from cluster.scheduler.tables.numa.state import narrowed
+from cluster.scheduler.tables.numa.state import NumaState, narrowed
 from cluster.scheduler.tables.numa.table import WHOLE_NODE, NumaTable
 from cluster.scheduler.tables.scheduling_hint import has_hint, hint_of
 from cluster.scheduler.tables.shapes import PodShape
@@ -296,20 +296,37 @@ class NodeNUMAResource(ScoredAsIs):
     def _placement(
         self, pod: PodShape, tables: Tables, row: int, *, reservation: str
     ) -> Placement | Unfit:
+        if self.restored is None or not reservation:
+            free = frozenset[str]()
+            if self.restored is not None:
+                free = self.restored.ignored(pod, tables, row)
+            state = self.table.state(row, reservation=reservation, without=free)
+            return self._placement_in(state, pod, tables, row, free=free)
+        restricted = self.restored.restricted(tables, reservation)
+        # What is reserved comes first, also where the pod may have what the node has beside it.
+        first = self.table.reserved_state(
+            row, reservation, restricted or self.table.reserved_names(row, reservation)
+        )
+        free = frozenset({reservation})
+        placed = self._placement_in(first, pod, tables, row, reservation, free=free)
+        if restricted or isinstance(placed, Placement):
+            return placed
+        state = self.table.state(row, reservation=reservation, without=free)
+        return self._placement_in(state, pod, tables, row, reservation, free=free)
+
+    def _placement_in(
+        self,
+        state: NumaState,
+        pod: PodShape,
+        tables: Tables,
+        row: int,
+        reservation: str = "",
+        *,
+        free: frozenset[str],
+    ) -> Placement | Unfit:
+        """Return what a pod gets of a node in a state. free: reservations that count as free."""
         facts = self.table.facts(row)
         demand = demand_of(self.settings, pod, facts)
-        free, restricted = frozenset[str](), frozenset[str]()
-        if self.restored is not None and reservation:
-            free, restricted = (
-                frozenset({reservation}),
-                self.restored.restricted(tables, reservation),
-            )
-        elif self.restored is not None:
-            free = self.restored.ignored(pod, tables, row)
-        if restricted:
-            state = self.table.reserved_state(row, reservation, restricted)
-        else:
-            state = self.table.state(row, reservation=reservation, without=free)
         if (
             facts.strategy is NUMAAllocateStrategy.UNSET
             and self.settings.numa_scoring.most_allocated

@@ -174,6 +174,13 @@ class NumaTable:
                 used |= share.cpus
         return (reserved.cpus & ~used).bit_count()
 
+    def reserved_names(self, row: int, reservation: str) -> frozenset[str]:
+        """Return the resources of NUMA nodes that a reservation has."""
+        reserved = self._shares.get(row, {}).get(reservation)
+        if reserved is None:
+            return frozenset()
+        return frozenset(name for _, name in _used_by(self.facts(row), reserved))
+
     def reserved_state(self, row: int, reservation: str, names: Container[str]) -> NumaState:
         """Return the node as if of these resources only the remainder of a reservation were free.
 

@@ -164,6 +164,28 @@ def test_an_owner_is_aligned_to_the_numa_node_of_the_devices_that_are_reserved_f
     assert isinstance(cluster.schedule("late", cluster.pod(1, 1)), Unplaced)
 
 
+@pytest.mark.parametrize("policy", ["", "SingleNUMANode", "Restricted", "BestEffort"])
+def test_reserved_cpus_are_taken_first_where_another_numa_node_has_as_many(policy: str) -> None:
+    cluster = _Cluster(policy=policy)
+    numa = ((1, {"cpu": 4000, "memory": 4 << 30}),) if policy else ()
+    put(
+        cluster.tables,
+        cluster.shapes,
+        make_facts("r", {"cpu": "4", "memory": "4Gi"}, policy=AllocatePolicy.ALIGNED),
+        "n",
+        {"cpu": "4", "memory": "4Gi"},
+        allocation=Allocation(cpus=CpuSet.parse("10-13"), numa=numa),
+    )
+    owner = cluster.placed("o", cluster.pod(3, app="a"))
+    assert owner.allocation.reservation == "uid-r"
+    assert str(owner.allocation.cpus) == "10-12"
+    # What the reservation lacks comes from the node.
+    wide = cluster.placed("w", cluster.pod(6, app="a"))
+    assert wide.allocation.reservation == "uid-r"
+    assert len(wide.allocation.cpus) == 6
+    assert not wide.allocation.cpus.mask & owner.allocation.cpus.mask
+
+
 def test_only_the_reservation_with_free_cpus_and_devices_is_taken() -> None:
     """Amounts alone would do for both; the first one's devices are not what the pod needs."""
     cluster = _Cluster()
