@@ -9,7 +9,7 @@ tables belongs to a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -292,6 +292,12 @@ class Restored(Protocol):
 
     def restricted(self, tables: Tables, uid: str) -> frozenset[str]:
         """Return the resources that pods get from this reservation alone."""
+        ...
+
+    def taken_over(
+        self, pod: PodShape, tables: Tables, rows: Rows
+    ) -> Mapping[int, tuple[Booking, ...]]:
+        """Return by row the pods whose room a Reservation that pre-allocates takes over there."""
         ...
 
 

@@ -99,22 +99,28 @@ class PreAllocating(AppliesByShape):
 
     def given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
         """Return the room of the pods that would be taken over on each node."""
-        demand = pod.derived(demand_of)
-        if demand is None:
-            return None
-        search = _Search(self.settings, demand, pod, tables)
-        found = [(row, chosen) for row in search.rows(rows) if (chosen := search.chosen(row))]
+        found = self.taken_over(pod, tables, rows)
         if not found:
             return None
         amounts = [
             sum(tables.resources.vector(each.shape.requests) for each in chosen)
-            for _, chosen in found
+            for chosen in found.values()
         ]
         return Given(
-            np.array([row for row, _ in found], dtype=np.int64),
+            np.array(list(found), dtype=np.int64),
             np.array(amounts, dtype=np.int64),
-            np.array([len(chosen) for _, chosen in found], dtype=np.int64),
+            np.array([len(chosen) for chosen in found.values()], dtype=np.int64),
         )
+
+    def taken_over(
+        self, pod: PodShape, tables: Tables, rows: Rows
+    ) -> Mapping[int, tuple[Booking, ...]]:
+        """Return by row the pods that would be taken over, for rows with some."""
+        demand = pod.derived(demand_of)
+        if demand is None:
+            return {}
+        search = _Search(self.settings, demand, pod, tables)
+        return {row: chosen for row in search.rows(rows) if (chosen := search.chosen(row))}
 
     # --- score -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ for lack of room ask here whether a reservation changes that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from cluster.scheduler.plugins.contract import Given
 from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.reservations.asked import asked_of
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy
@@ -66,6 +68,11 @@ class Restoring:
             return _NONE
         table = tables.reservations
         return frozenset(table.facts(slot).uid for slot in table.slots_on(row))
+
+    def taken_over(
+        self, pod: PodShape, tables: Tables, rows: Rows
+    ) -> Mapping[int, tuple[Booking, ...]]:
+        return self.pre_allocating.taken_over(pod, tables, rows)
 
     def restricted(self, tables: Tables, uid: str) -> frozenset[str]:
         facts = tables.reservations.get(uid)

@@ -14,6 +14,7 @@ docs/facts/scheduler.md, "Load".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +32,11 @@ from cluster.scheduler.plugins.contract import (
     only,
 )
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.reservations.asked import asked_of
+from cluster.scheduler.tables.reservations.pre_allocation import demand_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
 
@@ -83,7 +86,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
             of_prod = load.prod_usage[rows] + load.prod_delta[rows]
             used = np.where(by_prod[:, None], of_prod, used)
             aggregated = aggregated & ~by_prod
-        if load.has_reservations:
+        if self._gives(pod):
             used = used - self._given(pod, tables, rows, load.by_prod & is_prod)
         allocatable = load.allocatable[rows]
         looked_at = (limits > 0) & (allocatable > 0)
@@ -117,7 +120,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
             return 0
         base, delta = (load.prod_usage, load.prod_delta) if by_prod else (load.base, load.delta)
         own = load.estimate(pod)
-        if load.has_reservations:
+        if self._gives(pod):
             own = own - self._given_on(pod, tables, row, prod=by_prod)
         mask, aggregated = 0, load.aggregated.item(row) and not by_prod
         for number, limit in enumerate(limits):
@@ -139,7 +142,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         else:
             used = load.score_base[rows] + load.delta[rows]
         used = np.where(known[:, None], used, load.estimated[rows])
-        if load.has_reservations:
+        if self._gives(pod):
             prod = load.reported & ~load.expired & by_prod
             used = used - self._given(pod, tables, rows, prod)
         used = used + load.estimate(pod)
@@ -168,7 +171,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         elif known:
             columns = load.score_base, load.delta
         own = load.estimate(pod)
-        if load.has_reservations:
+        if self._gives(pod):
             own = own - self._given_on(pod, tables, row, prod=by_prod)
         total, whole, least = 0, self.dominant_weight, MAX_SCORE
         for number, name in enumerate(load.resources):
@@ -185,17 +188,27 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         total += self.dominant_weight * least if self.dominant_weight else 0
         return total // max(whole, 1)
 
+    def _gives(self, pod: PodShape) -> bool:
+        """Return whether a node may count with less where the pod is placed."""
+        load = self.load
+        return load.has_reservations or (
+            load.settings.reservations and pod.derived(demand_of) is not None
+        )
+
     def _given(self, pod: PodShape, tables: Tables, rows: Rows, prod: NDArray[np.bool_]) -> Vector:
         """Return what Reservations count with less where the pod is placed, [row, resource].
 
         The pod uses one of those that it matches: the one that gives most counts, for each
-        resource. To a pod that ignores Reservations all of them are free. prod: by row of the
-        tables, whether only what counts as load of class koord-prod is given.
+        resource. To a pod that ignores Reservations all of them are free. A Reservation that takes
+        pods over counts with what its estimate exceeds theirs by. prod: by row of the tables,
+        whether only what counts as load of class koord-prod is given.
         """
         load, reservations = self.load, tables.reservations
         given = np.zeros((len(tables.nodes), len(load.resources)), dtype=np.int64)
         if self.restored is None:
             return given[rows]
+        for row, pods in self.restored.taken_over(pod, tables, rows).items():
+            given[row] = self._of_taken(pod, pods, prod=bool(prod.item(row)))
         slots = self.restored.slots(pod, tables, rows)
         on, amounts = [], []
         for slot, row in zip(slots.tolist(), reservations.row[slots].tolist(), strict=True):
@@ -215,6 +228,8 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         given = np.zeros(len(load.resources), dtype=np.int64)
         if self.restored is None:
             return given
+        for pods in self.restored.taken_over(pod, tables, only(row)).values():
+            given = self._of_taken(pod, pods, prod=prod)
         ignores, own = pod.derived(asked_of).ignores, load.estimate(pod)
         for slot in self.restored.slots(pod, tables, only(row)).tolist():
             share = load.reserved(row, tables.reservations.facts(slot).uid)
@@ -222,6 +237,15 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
                 amount = share.prod_delta if prod else share.delta
                 given = given + amount if ignores else np.maximum(given, np.minimum(amount, own))
         return given
+
+    def _of_taken(self, pod: PodShape, pods: Iterable[Booking], *, prod: bool) -> Vector:
+        """Return what of a Reservation's estimate the pods count with that it takes over."""
+        load = self.load
+        theirs = np.zeros(len(load.resources), dtype=np.int64)
+        for each in pods:
+            if not prod or each.shape.priority_class is PriorityClass.PROD:
+                theirs += load.estimate(each.shape)
+        return np.minimum(theirs, load.estimate(pod))
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:

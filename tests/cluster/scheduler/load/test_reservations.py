@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apis.keys import ANNOTATION_RESERVE_POD
+from apis.meta import LabelSelector
+from apis.scheduling import ReservationOwner
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.tables.load import LoadSettings
 from cluster.scheduler.tables.nodes import Rows
+from cluster.scheduler.tables.reservations.pre_allocation import (
+    ANNOTATION,
+    PreAllocation,
+    text_of,
+)
 from cluster.scheduler.tables.reservations.table import Slots
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -96,6 +104,44 @@ def test_an_owner_is_scored_as_if_the_reservation_had_its_load_already(state: st
     used_cpu, used_gib = (2 + 13.6, 4 + 44.8) if state == "reported" else (13.6, 44.8)
     parts = [int((32 - used_cpu) * 100 / 32), int((128 - used_gib) * 100 / 128)]
     assert owner == sum(parts) // 2 > other
+
+
+def _pre_allocating(requests: dict[str, str], priority: int = 9500) -> dict[str, Any]:
+    """Return a reserve pod that takes over pods with the label app: a."""
+    owner = ReservationOwner(label_selector=LabelSelector(match_labels={"app": "a"}))
+    demand = PreAllocation(name="r", owners=(owner,))
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    return {"requests": requests, "annotations": annotations, "priority": priority}
+
+
+@pytest.mark.parametrize("prod", [False, True])
+def test_a_reservation_that_takes_a_pod_over_adds_only_what_the_pod_does_not_count_with(
+    prod: bool,
+) -> None:
+    node = LoadNode(LoadSettings(prod_thresholds={"cpu": 65} if prod else {}))
+    node.place("p", start=NOW - 3600, requests={"cpu": "20"}, labels={"app": "a"})
+    node.load.set_report(node.row, make_metric("18", pods={"p": ("18", "koord-prod")}))
+    # 18,000 m are in use and 20,800 m pass; the pod's estimate is 17,000 m.
+    assert node.reasons(requests={"cpu": "20"}) == _EXCEEDED
+    assert node.reasons(**_pre_allocating({"cpu": "20"})) == []
+    assert node.reasons(**_pre_allocating({"cpu": "23"})) == []  # 2,550 more
+    assert node.reasons(**_pre_allocating({"cpu": "24"})) == _EXCEEDED  # 3,400 more
+    scores = [node.score(**_pre_allocating({"cpu": cpu})) for cpu in ("20", "24")]
+    assert scores == [(43 + 100) // 2, (33 + 100) // 2]
+    shape = node.shape(**_pre_allocating({"cpu": "24"}))
+    rows = np.array([node.row])
+    assert (
+        node.plugin.filter_row(shape, node.tables, node.row)
+        == (node.plugin.filter(shape, node.tables, rows)[0])
+    )
+    assert node.plugin.score_row(shape, node.tables, node.row) == scores[1]
+    # It counts in full where it takes no pod over.
+    other = replace(node.plugin, restored=None)
+    mine, node.plugin = node.plugin, other
+    assert node.reasons(**_pre_allocating({"cpu": "20"})) == _EXCEEDED
+    node.plugin = mine
+    node.place("p", start=NOW - 3600, requests={"cpu": "20"}, labels={"app": "b"})
+    assert node.reasons(**_pre_allocating({"cpu": "20"})) == _EXCEEDED
 
 
 def test_a_reservation_that_was_deleted_gives_nothing_to_the_pods_that_wait_for_it() -> None:
