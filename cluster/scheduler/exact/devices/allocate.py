@@ -191,6 +191,9 @@ def _of_type(
         found = [one for one in found if one.switch in near.only]
         if len(found) - devices.unattributed.get(type_, 0) < least:
             return failures.NOT_JOINT
+    template = _template(devices, wanted, rules)
+    if template is None:
+        return failures.NO_TEMPLATE
     preferred = limits.preferred.get(type_, frozenset())
     by_partition = devices.partitions.mandatory or request.partition is not None
     outcome: _Chosen | Failure = failures.INSUFFICIENT[type_]
@@ -201,14 +204,21 @@ def _of_type(
             near_ones = in_order(usable, preferred=preferred, switches=near.toward)
             outcome = _Chosen(tuple(near_ones[:most]))
         elif type_ == DeviceType.GPU:
-            outcome = _gpus(devices, usable, wanted, request, rules, preferred)
+            outcome = _gpus(devices, usable, wanted, request, preferred)
         elif wanted.scope:
             outcome = _close(states, usable, wanted, preferred)
         else:
             outcome = _Chosen(tuple(in_order(usable, preferred=preferred)[:most]))
         if isinstance(outcome, _Chosen):
-            break
+            return replace(outcome, template=template)
     return outcome
+
+
+def _template(devices: NodeDevices, wanted: TypeRequest, rules: Rules) -> str | None:
+    """Return the template that a share of a device is, "" for one that needs none."""
+    if wanted.type != DeviceType.GPU or not rules.templates.concern(wanted):
+        return ""
+    return rules.templates.of(wanted, vendor=devices.vendor, model=devices.model)
 
 
 def _shortage(
@@ -233,22 +243,13 @@ def _gpus(
     found: Sequence[Candidate],
     wanted: TypeRequest,
     request: DeviceRequest,
-    rules: Rules,
     preferred: Set[int],
 ) -> _Chosen | Failure:
-    states = devices.states[DeviceType.GPU]
-    template = ""
-    if rules.templates.concern(wanted):
-        named = rules.templates.of(wanted, vendor=devices.vendor, model=devices.model)
-        if named is None:
-            return failures.NO_TEMPLATE
-        template = named
     if not wanted.shared:
         chosen = _partition(devices, found, wanted, request)
         if chosen is not None:
             return chosen
-    close = _close(states, found, wanted, preferred)
-    return close if isinstance(close, Failure) else _Chosen(close.devices, template)
+    return _close(devices.states[DeviceType.GPU], found, wanted, preferred)
 
 
 def _partition(
@@ -313,7 +314,9 @@ def _close(
     scope = wanted.scope if demands_scope(wanted) else Scope.NONE
     if not scope and (several_shares or not has_tree(states)):
         return _Chosen(tuple(in_order(found, preferred=preferred)[:count]))
-    close = choose_close(found, states, count, scope=scope, shared=wanted.shared)
+    close = choose_close(
+        found, states, count, scope=scope, shared=wanted.shared, preferred=preferred
+    )
     return failures.NOT_IN_SCOPE[wanted.type] if close is None else _Chosen(close)
 
 

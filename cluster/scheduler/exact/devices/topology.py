@@ -36,28 +36,36 @@ def choose_close(
     *,
     scope: Scope = Scope.NONE,
     shared: bool = False,
+    preferred: Set[int] = frozenset(),
 ) -> tuple[Candidate, ...] | None:
     """Return `count` candidates, or None if no subtree within `scope` has as many.
 
     states: all devices of the type, which say what is in use. scope: NONE, NODE, NUMA_NODE or PCIE.
-    shared: the pod takes a part of each; higher scores are preferred then.
+    shared: the pod takes a part of each; higher scores are preferred then. preferred: minors of
+    which as many as possible are taken, before the depth of the subtree counts.
     """
     used = {
         (level, subtree_of(state, level)) for state in states if state.used for level in _LEVELS
     }
-    for level in reversed(_LEVELS):
-        if level < scope:
-            break
-        ranked = [
-            (_in_use(members[0].state, level, used), max(one.score for one in members), members)
-            for members in _subtrees(found, level)
-            if len(members) >= count
-        ]
-        if ranked:
-            # The first of equals: the lowest NUMA node, then the lowest PCIe id.
-            best = max(ranked, key=lambda one: (one[0], one[1] if shared else 0))[2]
-            return tuple(sorted(best, key=by_score) if shared else best)[:count]
-    return None
+    ranked = [
+        (
+            min(count, sum(one.minor in preferred for one in members)),
+            level,
+            _in_use(members[0].state, level, used),
+            max(one.score for one in members) if shared else 0,
+            members,
+        )
+        for level in reversed(_LEVELS)
+        if level >= scope
+        for members in _subtrees(found, level)
+        if len(members) >= count
+    ]
+    if not ranked:
+        return None
+    # The first of equals: the lowest NUMA node, then the lowest PCIe id.
+    best = max(ranked, key=lambda each: each[:4])[-1]
+    by_rank = sorted(best, key=by_score) if shared else best
+    return tuple(sorted(by_rank, key=lambda one: one.minor not in preferred)[:count])
 
 
 def _subtrees(found: Sequence[Candidate], level: Scope) -> list[list[Candidate]]:

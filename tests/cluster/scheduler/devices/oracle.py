@@ -1,28 +1,23 @@
 """What the rules of DeviceShare say about one pod on one node, one device after the other.
 
-Written from docs/scheduler.md, "DeviceShare", and docs/facts/scheduler.md, "Device allocation",
-over plain values. It shares no code with columns, candidates, partitions or the topology; requests
-are taken as they were parsed. Slow and obvious.
+Written from docs/scheduler.md, "DeviceShare" and "Reservation", and docs/facts/scheduler.md,
+"Device allocation" and "GPU partitions", over plain values. It shares no code with columns,
+candidates, partitions or the topology; requests are taken as they were parsed. Slow and obvious.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
-from apis.meta import matches
-from cluster.scheduler.exact.devices.allocate import Devices
 from cluster.scheduler.tables.devices.request import (
     DeviceRequest,
     Exclusive,
     Scope,
     TypeRequest,
 )
-
-Switch = tuple[int, str]
-_GIB = 1 << 30
+from tests.cluster.scheduler.devices.oracle_nodes import Device, Node, Partition, Switch
 
 
 @dataclass(frozen=True)
@@ -33,124 +28,6 @@ class Failed:
     resolvable: bool = True
 
 
-@dataclass(eq=False)
-class Device:
-    """A device of the node, and what pods have of it. place: NUMA node and PCIe switch, if known.
-
-    alone: a pod has the switch of the device for itself.
-    """
-
-    type: str
-    minor: int
-    total: dict[str, int]
-    healthy: bool
-    labels: dict[str, str]
-    place: Switch | None
-    functions: list[str]
-    free: dict[str, int] = field(default_factory=dict)
-    used: bool = False
-    functions_used: set[str] = field(default_factory=set)
-    alone: bool = False
-
-    def takes(self, wanted: TypeRequest) -> dict[str, int]:
-        """Return what one device gives, GPU memory in both units."""
-        amounts = dict(wanted.each)
-        memory = self.total.get(GPU_MEMORY, 0)
-        if self.type == "gpu" and memory:
-            if GPU_MEMORY not in amounts and amounts.get(GPU_MEMORY_RATIO, 0):
-                amounts[GPU_MEMORY] = amounts[GPU_MEMORY_RATIO] * memory // 100
-            elif GPU_MEMORY_RATIO not in amounts and amounts.get(GPU_MEMORY, 0):
-                amounts[GPU_MEMORY_RATIO] = amounts[GPU_MEMORY] * 100 // memory
-        return amounts
-
-    def function(self, wanted: TypeRequest) -> str:
-        """Return the virtual function that would be given, "" for none."""
-        left = [bus for bus in self.functions if bus not in self.functions_used]
-        return min(left, default="") if wanted.functions is not None else ""
-
-    def score(self, wanted: TypeRequest) -> int:
-        """Return the mean part in percent that stays free (LeastAllocated)."""
-        parts = []
-        for name in (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA):
-            total = self.total.get(name, 0)
-            if total:
-                left = self.free[name] - self.takes(wanted).get(name, 0)
-                parts.append(left * 100 // total if 0 <= left <= total else 0)
-        return sum(parts) // len(parts) if parts else 0
-
-
-@dataclass
-class Node:
-    """silent: by type, devices that pods requested without saying which they got.
-
-    partitions: whether the built-in table of eight linked GPUs applies. honor: it is mandatory.
-    """
-
-    devices: list[Device]
-    silent: dict[str, int]
-    partitions: bool = False
-    honor: bool = False
-
-    def of(self, type_: str) -> list[Device]:
-        return [one for one in self.devices if one.type == type_]
-
-    def selected(self, wanted: TypeRequest) -> list[Device]:
-        return [
-            one
-            for one in self.of(wanted.type)
-            if wanted.selector is None or matches(wanted.selector, one.labels)
-        ]
-
-
-def node_of(
-    machine: Sequence[Mapping[str, Any]],
-    pods: Sequence[tuple[DeviceRequest, Devices]],
-    *,
-    partitions: bool = False,
-    honor: bool = False,
-) -> Node:
-    """Return a node. machine: as a Device object lists it. pods: requests, and what they got."""
-    devices = []
-    for plain in machine:
-        resources = {name: _amount(text) for name, text in plain["resources"].items()}
-        at = plain.get("topology")
-        total = resources if plain["health"] else {}
-        devices.append(
-            Device(
-                plain["type"],
-                plain["minor"],
-                total,
-                plain["health"],
-                plain["labels"],
-                (at["nodeID"], at["pcieID"]) if at else None,
-                [vf["busID"] for group in plain.get("vfGroups", ()) for vf in group["vfs"]],
-                dict(total),
-            )
-        )
-    node = Node(devices, {}, partitions, honor)
-    for request, given in pods:
-        for type_, wanted in request.types.items():
-            if not given.get(type_):
-                node.silent[type_] = node.silent.get(type_, 0) + wanted.count
-        for type_, allocations in given.items():
-            for one in allocations:
-                device = next(each for each in node.of(type_) if each.minor == one.minor)
-                device.used = True
-                for name, quantity in one.resources.items():
-                    if name in device.free:
-                        device.free[name] -= quantity.value()
-                if one.extension is not None:
-                    device.functions_used |= {vf.bus_id for vf in one.extension.vfs}
-                if request.types[type_].exclusive is Exclusive.PCIE:
-                    for each in node.of(type_):
-                        each.alone |= each.place is not None and each.place == device.place
-    return node
-
-
-def _amount(text: str) -> int:
-    return int(text.removesuffix("Gi")) * _GIB if text.endswith("Gi") else int(text)
-
-
 # --- which devices -------------------------------------------------------------------------------
 
 
@@ -158,12 +35,17 @@ def able(node: Node, wanted: TypeRequest, *, functions: bool = True) -> list[Dev
     """Return the devices that can give what is asked of each. functions: also a virtual one."""
     in_use = {one.place for one in node.of(wanted.type) if one.used and one.place is not None}
     found = []
-    for one in node.selected(wanted):
+    for one in node.allowed(wanted):
         if not one.healthy or one.alone:
             continue
         if wanted.exclusive is Exclusive.PCIE and (one.used or one.place in in_use):
             continue
-        if any(one.free.get(name, 0) < amount for name, amount in one.takes(wanted).items()):
+        left = node.limits.reserved.get((one.type, one.minor), {})
+        free = {
+            name: min(amount, left.get(name, 0)) if node.limited(one.type) else amount
+            for name, amount in one.free.items()
+        }
+        if any(free.get(name, 0) < amount for name, amount in one.takes(wanted).items()):
             continue
         if functions and wanted.functions is not None and not one.function(wanted):
             continue
@@ -200,6 +82,10 @@ def _enough(node: Node, wanted: TypeRequest, least: int) -> tuple[list[Device], 
         without = able(node, wanted, functions=False)
         if len(without) - silent >= least:
             return found, Failed(f"Insufficient {wanted.type} VirtualFunctions")
+    if node.limits.numa is not None and least > 0:
+        anywhere = replace(node, limits=replace(node.limits, numa=None))
+        if len(able(anywhere, wanted)) - silent >= least:
+            return found, Failed("Insufficient NUMA Scoped Devices")
     return found, Failed(f"Insufficient {wanted.type} devices")
 
 
@@ -210,7 +96,7 @@ def _alone(
     only: set[Switch] | None = None,
 ) -> list[Device] | Failed:
     """Return devices of one type. only: the switches that they may be on."""
-    least = len(node.selected(wanted)) if wanted.every else wanted.count
+    least = len(node.allowed(wanted)) if wanted.every else wanted.count
     found, failed = _enough(node, wanted, least)
     failed = failed or _impossible(node, wanted)
     if failed is not None:
@@ -219,7 +105,38 @@ def _alone(
         found = [one for one in found if one.place in only]
         if len(found) - node.silent.get(wanted.type, 0) < least:
             return _NOT_JOINT
-    return _choose(node, request, wanted, found, least)
+    failed = _without_template(node, wanted)
+    if failed is not None:
+        return failed
+    return _reserved_first(
+        node, found, least, lambda pool: _choose(node, request, wanted, pool, least)
+    )
+
+
+def _without_template(node: Node, wanted: TypeRequest) -> Failed | None:
+    """Return why a shared NPU cannot be divided like this."""
+    if wanted.type != "gpu" or template_of(node, wanted) is not None:
+        return None
+    return Failed("no matched GPU shared resource template", resolvable=False)
+
+
+def template_of(node: Node, wanted: TypeRequest) -> str | None:
+    """Return the template that a share is, "" for one that needs none; None if there is none."""
+    if not wanted.shared or "huawei.com/npu-core" not in wanted.each:
+        return ""
+    return min((name for name, has in node.templates.items() if has == wanted.each), default=None)
+
+
+def _reserved_first(
+    node: Node,
+    found: list[Device],
+    least: int,
+    choose: Callable[[list[Device]], list[Device] | Failed],
+) -> list[Device] | Failed:
+    """Choose of the reserved devices alone if these do, else of all."""
+    mine = [one for one in found if node.reserves(one)]
+    chosen = choose(mine) if len(mine) >= least else None
+    return choose(found) if chosen is None or isinstance(chosen, Failed) else chosen
 
 
 _NOT_JOINT = Failed("node(s) Device Joint-Allocate rules violation")
@@ -259,7 +176,7 @@ def _choose(
         partition = _partition(node, request, wanted, found)
         if partition is not None:
             return partition
-    by_score = sorted(found, key=lambda one: (-one.score(wanted), one.minor))
+    by_score = _by_score(node, wanted, found)
     known = all(one.place is not None for one in node.of(wanted.type))
     if wanted.type != "gpu" and wanted.scope is Scope.NONE:
         return by_score[:count]
@@ -270,10 +187,12 @@ def _choose(
 
 # --- partitions ----------------------------------------------------------------------------------
 
-_TABLE = {
-    size: [tuple(range(first, first + size)) for first in range(0, 8, size)]
+EIGHT_LINKED = [
+    Partition(tuple(range(first, first + size)))
     for size in (1, 2, 4, 8)
-}
+    for first in range(0, 8, size)
+]
+"""Of the models with a built-in table."""
 
 
 def _partition(
@@ -281,33 +200,51 @@ def _partition(
 ) -> list[Device] | Failed | None:
     """Return a partition; None where none is demanded and none is free."""
     demanded = node.honor or request.partition is not None
-    if not node.partitions:
+    if node.partitions is None:
         missing = Failed("node(s) missing GPU Partition Table", resolvable=False)
         return missing if demanded else None
-    if wanted.count not in _TABLE:
+    of_size = [each for each in node.partitions if len(each.minors) == wanted.count]
+    if not of_size:
         unsupported = Failed("node(s) Unsupported number of GPU requests", resolvable=False)
         return unsupported if demanded else None
     free = {one.minor: one for one in found if not one.used}
-    best: tuple[int, tuple[int, ...]] | None = None
-    for minors in _TABLE[wanted.count]:
-        if not set(minors) <= set(free):
+    highest = max(each.score for each in of_size)
+    feasible = []
+    for each in of_size:
+        if not set(each.minors) <= set(free):
+            continue
+        spec = request.partition
+        if spec is not None and each.bandwidth < spec.bandwidth:
+            continue
+        if spec is not None and spec.restricted and each.score < highest:
             continue
         scope = wanted.scope
-        if _demands_scope(wanted) and len({_subtree(free[each], scope) for each in minors}) > 1:
+        if _demands_scope(wanted) and len({_subtree(free[n], scope) for n in each.minors}) > 1:
             continue
-        rest = set(free) - set(minors)
-        stays = sum(
-            weight
-            for size, weight in ((8, 10_000), (4, 100), (2, 1))
-            if size >= wanted.count
-            for other in _TABLE[size]
-            if set(other) <= rest
-        )
-        if best is None or stays > best[0]:
-            best = stays, minors
-    if best is None:
+        stays = _stays(node.partitions, set(free) - set(each.minors), wanted.count)
+        feasible.append((-each.score, -stays, each.minors))
+    if not feasible:
         return Failed("Insufficient Partitioned GPU Devices") if demanded else None
-    return [free[minor] for minor in best[1]]
+    return [free[minor] for minor in min(feasible)[2]]
+
+
+def _stays(partitions: Sequence[Partition], rest: set[int], least: int) -> int:
+    """Return how much the partitions are worth that stay free; for each size, those with the
+    highest score count."""
+    worth = 0
+    for size, weight in ((8, 10_000), (4, 100), (2, 1)):
+        of_size = [each for each in partitions if len(each.minors) == size >= least]
+        highest = max((each.score for each in of_size), default=0)
+        worth += sum(
+            weight * each.score
+            for each in of_size
+            if each.score == highest and set(each.minors) <= rest
+        )
+    return worth
+
+
+def _by_score(node: Node, wanted: TypeRequest, found: list[Device]) -> list[Device]:
+    return sorted(found, key=lambda one: (not node.reserves(one), -one.score(wanted), one.minor))
 
 
 # --- topology ------------------------------------------------------------------------------------
@@ -327,13 +264,13 @@ def _close(
 ) -> list[Device] | Failed:
     """Return devices of the deepest subtree with enough of them; of these the one most in use."""
     of_type = node.of(wanted.type)
+    ranked = []
     for level in (Scope.PCIE, Scope.NUMA_NODE, Scope.NODE):
         if _demands_scope(wanted) and level < wanted.scope:
             break
         parts: dict[tuple[object, ...], list[Device]] = {}
         for one in found:
             parts.setdefault(_subtree(one, level), []).append(one)
-        ranked = []
         for part, members in parts.items():
             if len(members) < count:
                 continue
@@ -343,13 +280,15 @@ def _close(
                     same = _subtree(members[0], above)
                     in_use += any(one.used and _subtree(one, above) == same for one in of_type)
             best_score = max(one.score(wanted) for one in members) if wanted.shared else 0
-            ranked.append((-in_use, -best_score, part, members))
-        if ranked:
-            members = min(ranked, key=lambda each: each[:3])[3]
-            if wanted.shared:
-                return sorted(members, key=lambda one: (-one.score(wanted), one.minor))[:count]
-            return sorted(members, key=lambda one: one.minor)[:count]
-    return _out_of_scope(wanted)
+            # As many reserved devices as possible, then the deepest part of the machine.
+            mine = min(count, sum(node.reserves(one) for one in members))
+            ranked.append((-mine, -level, -in_use, -best_score, part, members))
+    if not ranked:
+        return _out_of_scope(wanted)
+    members = min(ranked, key=lambda each: each[:5])[5]
+    if wanted.shared:
+        return _by_score(node, wanted, members)[:count]
+    return sorted(members, key=lambda one: (not node.reserves(one), one.minor))[:count]
 
 
 # --- several types -------------------------------------------------------------------------------
@@ -402,16 +341,33 @@ def _beside(
         found = [one for one in found if _switch(one) in switches and _switch(one) is not None]
         if len(found) - node.silent.get(wanted.type, 0) < least:
             return _NOT_JOINT
+    failed = _without_template(node, wanted)
+    if failed is not None:
+        return failed
     linked = wanted.type == "gpu" and (node.honor or request.partition is not None)
     if wanted.scope is not Scope.NONE or linked:
-        return _choose(node, request, wanted, found, wanted.count)
-    ordered = sorted(found, key=lambda one: (-one.score(wanted), one.minor))
+        return _reserved_first(
+            node, found, least, lambda pool: _choose(node, request, wanted, pool, wanted.count)
+        )
+    return _reserved_first(
+        node, found, least, lambda pool: _in_turn(node, wanted, switches, pool)[:most]
+    )
+
+
+def _in_turn(
+    node: Node, wanted: TypeRequest, switches: list[Switch | None], found: list[Device]
+) -> list[Device]:
+    """Return the devices near the primary's first, one of each switch in turn; reserved ones
+    before all others, wherever they are."""
+    ordered = _by_score(node, wanted, found)
+    if any(type_ == wanted.type for type_, _ in node.limits.reserved):
+        return ordered
     lanes = [[one for one in ordered if _switch(one) == switch] for switch in switches]
     taken: list[Device] = []
     for turn in range(len(ordered)):
         taken += [lane[turn] for lane in lanes if turn < len(lane)]
     taken += [one for one in ordered if one not in taken]
-    return taken[:most]
+    return taken
 
 
 # --- score ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from apis.keys import (
 )
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
+from cluster.scheduler.exact.devices.allocate import Devices
 from cluster.scheduler.profiles import Plugins, make_plugins
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
@@ -30,7 +31,7 @@ from tests.cluster.scheduler.configuration.files import enabled, file
 from tests.cluster.scheduler.devices.making import a_device_object, a_gpu, full, parsed_allocation
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.numa.making import SMALL, SMALL_ZONES, make_topology
-from tests.cluster.scheduler.reservations.making import make_facts, put
+from tests.cluster.scheduler.reservations.making import make_facts, put, use
 
 _PLUGINS = ("Reservation", "NodeNUMAResource", "DeviceShare")
 
@@ -101,6 +102,11 @@ class _Cluster:
         return booking
 
 
+def _whole_gpus(*minors: int) -> Devices:
+    whole = {full("gpu-core"): "100", full("gpu-memory-ratio"): "100"}
+    return parsed_allocation({"gpu": [{"minor": n, "resources": whole} for n in minors]})
+
+
 def _minors(booking: Booking) -> set[int]:
     return {each.minor for each in booking.allocation.devices.get("gpu", ())}
 
@@ -150,8 +156,7 @@ def test_an_owner_is_aligned_to_the_numa_node_of_the_devices_that_are_reserved_f
 ) -> None:
     """The reservation has a GPU of NUMA node 1, and no CPUs: NUMA node 0 has just as many."""
     cluster = _Cluster(policy=policy)
-    whole = {full("gpu-core"): "100", full("gpu-memory-ratio"): "100"}
-    devices = parsed_allocation({"gpu": [{"minor": 5, "resources": whole}]})
+    devices = _whole_gpus(5)
     amounts = {full("gpu"): "100"}
     facts = make_facts("r", amounts, policy=allocate)
     put(cluster.tables, cluster.shapes, facts, "n", amounts, allocation=Allocation(devices=devices))
@@ -162,6 +167,19 @@ def test_an_owner_is_aligned_to_the_numa_node_of_the_devices_that_are_reserved_f
     for number in range(7):
         assert not _minors(cluster.placed(f"s{number}", cluster.pod(1, 1))) & {5}
     assert isinstance(cluster.schedule("late", cluster.pod(1, 1)), Unplaced)
+
+
+def test_an_owner_that_needs_more_gpus_takes_the_reserved_one_among_them() -> None:
+    """GPUs 2 and 3 are closer to each other; GPU 0 would stay reserved and unused beside them."""
+    cluster = _Cluster()
+    amounts = {full("gpu"): "100"}
+    facts = make_facts("r", amounts, policy=AllocatePolicy.ALIGNED)
+    allocation = Allocation(devices=_whole_gpus(0))
+    put(cluster.tables, cluster.shapes, facts, "n", amounts, allocation=allocation)
+    use(cluster.tables, cluster.pod(1, 1), "s", "n", devices=_whole_gpus(1))
+    owner = cluster.placed("o", cluster.pod(1, 2, app="a"))
+    assert owner.allocation.reservation == "uid-r"
+    assert _minors(owner) == {0, 2}
 
 
 @pytest.mark.parametrize("policy", ["", "SingleNUMANode", "Restricted", "BestEffort"])
