@@ -8,6 +8,7 @@ console's end. A `Disk` keeps what a run wrote, for a machine that loses its pow
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -24,6 +25,9 @@ from tests.vm.image import CACHE, Image, Kernel, built, write_payload
 from tests.vm.topology import TOPOLOGIES, Topology
 
 BOOT_TIMEOUT_S = 120.0
+STILL_S = 240.0
+"""Chosen: the session says every 20 s that it runs. A machine that said nothing for so long did not
+recover within 15 minutes either; at twice the value a run loses four minutes more."""
 _RESULT_BYTES = 64 << 20
 _IO_DISKS = 2
 _IO_BYTES = 64 << 20
@@ -50,6 +54,10 @@ class BootError(Exception):
     """The machine did not come up, or died; the text says why and shows the console's end."""
 
 
+class StoodStillError(BootError):
+    """The emulator stopped executing the guest: no line came, not even the sign of life."""
+
+
 @dataclass
 class Machine:
     """A running machine. `console` grows while it runs."""
@@ -66,12 +74,20 @@ class Machine:
     def tail(self, lines: int = 40) -> str:
         return "\n".join(self.console.splitlines()[-lines:])
 
-    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
-        """Wait until the console matches; BootError on trouble, an early end or the timeout."""
+    def wait_for(
+        self, pattern: str, timeout_s: float, *, still_s: float = math.inf
+    ) -> re.Match[str]:
+        """Wait until the console matches; BootError on trouble, an early end or the timeout.
+
+        still_s: StoodStillError when the console has not grown for so long.
+        """
         deadline = time.monotonic() + timeout_s
+        size, grew = -1, time.monotonic()
         while True:
             ended = self.process.poll() is not None
             text = self.console
+            if len(text) != size:
+                size, grew = len(text), time.monotonic()
             if (match := re.search(pattern, text)) is not None:
                 return match
             if (trouble := _TROUBLE.search(text)) is not None:
@@ -79,6 +95,8 @@ class Machine:
                 raise self._failed(f"says {trouble.group()!r}")
             if ended:
                 raise self._failed(f"ended with status {self.process.returncode}")
+            if time.monotonic() - grew > still_s:
+                raise StoodStillError(f"the machine stood still; its console ends:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise self._failed(f"did not say {pattern!r} within {timeout_s:.0f} s")
             time.sleep(0.1)
@@ -92,8 +110,8 @@ class Machine:
         self.process.wait(10)
 
     def finish(self, timeout_s: float) -> int:
-        """Wait for the session's end; its exit status."""
-        match = self.wait_for(r"KOORD-VM: exit (\d+)", timeout_s)
+        """Wait for the session's end; its exit status. Raises StoodStillError and BootError."""
+        match = self.wait_for(r"KOORD-VM: exit (\d+)", timeout_s, still_s=STILL_S)
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:

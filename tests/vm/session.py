@@ -11,12 +11,16 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 
 SESSION = Path("/checkout/vm-session.json")
 RESULTS = Path("/run/koord-results")
 RESULT_DISK = "/dev/vdc"
+_PIECE_BYTES = 65536
+_ALIVE_EVERY_S = 20.0
+"""A tenth of `tests.vm.machine.STILL_S`, rounded up: a busy machine may miss several turns."""
 
 
 def say(what: str) -> None:
@@ -24,7 +28,15 @@ def say(what: str) -> None:
     print(f"KOORD-VM: {what}", flush=True)
 
 
+def _live() -> None:
+    """Say for ever that the machine runs: the host ends one that stands still."""
+    while True:
+        time.sleep(_ALIVE_EVERY_S)
+        say("alive")
+
+
 def main() -> int:
+    threading.Thread(target=_live, daemon=True).start()
     say(f"session after {time.clock_gettime(time.CLOCK_BOOTTIME):.1f} s")
     wanted = json.loads(SESSION.read_text())
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -51,11 +63,13 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            bufsize=0,
         )
         assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
-            sys.stdout.buffer.write(line)
+        # In pieces, not lines: the console shows which test began, also if it never ends.
+        while piece := process.stdout.read(_PIECE_BYTES):
+            log.write(piece)
+            sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         return process.wait()
 

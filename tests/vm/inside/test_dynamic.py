@@ -274,7 +274,7 @@ def test_best_effort_pods_yield_memory_while_a_service_waits_for_memory(
     squeezing = GATES | dict.fromkeys(("PSICollector", "PressureSuppress", "BlkIOReconcile"), True)
     with (
         started(machine, shell("cache", "BE", _CACHE)) as cache,
-        started(machine, shell("starved", "LS", _STARVED)) as starved,
+        started(machine, shell("starved", "LS", _STARVED, requests={"cpu": "100m"})) as starved,
     ):
         wait(lambda: current() > _CACHED, "the best-effort pod has its page cache")
         wait(lambda: len(starved.pids("main")) > 0, "the service runs")
