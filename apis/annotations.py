@@ -257,7 +257,7 @@ def _network_qos(raw: _PodNetworkQOS) -> PodNetworkQOS:
                 obj="",
                 field=f"{annotation_field(ANNOTATION_NETWORK_QOS)}.{name}",
                 value=str(limit),
-                problem="a bandwidth is not negative",
+                problem="a bandwidth must not be negative",
             )
     return PodNetworkQOS(
         ingress_limit_bits=raw.ingress_limit.value() if raw.ingress_limit else None,

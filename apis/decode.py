@@ -240,7 +240,7 @@ def _require_embedded(type_: inspect.Type) -> None:
         match choice:
             case inspect.StructType(cls=cls, fields=fields):
                 if not issubclass(cls, Embedded):
-                    raise TypeError(f"{cls.__name__} is read from text but is no Embedded")
+                    raise TypeError(f"{cls.__name__} is read from text but is not an Embedded")
                 for member in fields:
                     _require_embedded(member.type)
             case inspect.DictType(value_type=inner):

@@ -172,7 +172,7 @@ def _beyond_types(spec: NodeSLOSpec, obj: str) -> list[InputError]:
         add(
             "systemStrategy.totalNetworkBandwidth",
             str(spec.system_strategy.total_network_bandwidth),
-            "a bandwidth is not negative",
+            "a bandwidth must not be negative",
         )
     if len(spec.host_applications) > _MOST_HOST_APPLICATIONS:
         add(

@@ -1,7 +1,8 @@
 """Where a field stands in plain data, as JSON and YAML give it: paths, and what is there.
 
 A path has one step a level: a member's name or an element's index. People write
-`spec.hostApplications[2].name`, and a name that is no identifier as `labels["app.kubernetes.io"]`.
+`spec.hostApplications[2].name`; a name that is not an identifier is
+`labels["app.kubernetes.io"]`.
 """
 
 from __future__ import annotations

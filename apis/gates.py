@@ -44,7 +44,7 @@ _FALSE: Final = frozenset({"0", "f", "F", "false", "False", "FALSE"})
 
 
 def parse_bool(text: str) -> bool | None:
-    """Return what Go's flag package reads in `text`, or None when it is no boolean."""
+    """Return what Go's flag package reads in `text`, or None when it is not a boolean."""
     if text in _TRUE:
         return True
     return False if text in _FALSE else None

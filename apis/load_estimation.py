@@ -38,7 +38,7 @@ Factor = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 that every reader can hold. A factor above 100 is for a pod that bursts above its request."""
 
 _SECONDS: Final = re.compile(r"\+?[0-9]{1,18}", re.ASCII)
-"""As Go's ParseInt reads what is not negative, up to 18 digits, which fit 64 bits."""
+"""As Go's ParseInt reads numbers that are not negative, up to 18 digits, which fit 64 bits."""
 
 _FACTORS_FIELD: Final = annotation_field(ANNOTATION_LOAD_ESTIMATED_SCALING_FACTORS)
 _factors_decoder: Final = field_decoder(dict[str, Factor])

@@ -102,7 +102,7 @@ def selector_problem(selector: LabelSelector) -> str | None:
                     if requirement.values:
                         problem = f"{requirement.operator} takes no values"
                 case _:
-                    problem = f"{requirement.operator!r} is no operator"
+                    problem = f"{requirement.operator!r} is not an operator"
         if problem is None:
             problem = next(filter(None, map(label_value_problem, requirement.values)), None)
         if problem:

@@ -160,7 +160,7 @@ def node_slo_spec(
         try:
             amount = parse_quantity(bandwidth)
             if amount < ZERO:
-                raise ValueError("a bandwidth is not negative")
+                raise ValueError("a bandwidth must not be negative")
             system = {**system, "totalNetworkBandwidth": str(amount)}
         except ValueError as error:
             problems.append(

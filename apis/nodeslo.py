@@ -218,10 +218,10 @@ class BlockType(StrEnum):
 class IOCfg(Wire, frozen=True):
     """Limits and cost model of one block device.
 
-    read_iops: Reads per second at most; 0 is no limit.
-    write_iops: Writes per second at most; 0 is no limit.
-    read_bps: Bytes read per second at most; 0 is no limit.
-    write_bps: Bytes written per second at most; 0 is no limit.
+    read_iops: Reads per second at most; 0 means no limit.
+    write_iops: Writes per second at most; 0 means no limit.
+    read_bps: Bytes read per second at most; 0 means no limit.
+    write_bps: Bytes written per second at most; 0 means no limit.
     io_weight_percent: Share of the device among groups, from 1 to 100; 100 if not set.
     read_latency_us: Latency target of reads in microseconds. For whole devices.
     write_latency_us: Latency target of writes in microseconds. For whole devices.
@@ -318,7 +318,7 @@ class NetworkQOS(Wire, frozen=True):
 def bandwidth_bits(rate: int | str, *, total_bits: int) -> int:
     """Return bits per second of a rate of `NetworkQOS` on a node with `total_bits`.
 
-    Raises ValueError for a percent outside 0..100 and for a text that is no quantity >= 0.
+    Raises ValueError for a percent outside 0..100 and for a text that is not a quantity >= 0.
     """
     if isinstance(rate, int):
         if not 0 <= rate <= 100:
@@ -326,7 +326,7 @@ def bandwidth_bits(rate: int | str, *, total_bits: int) -> int:
         return total_bits * rate // 100
     bits = parse_quantity(rate).value()
     if bits < 0:
-        raise ValueError("a bandwidth is not negative")
+        raise ValueError("a bandwidth must not be negative")
     return bits
 
 

@@ -163,7 +163,7 @@ _LARGEST_ORDER: Final = 2**63 - 1
 
 
 def parse_reservation_order(text: str, *, obj: str) -> int:
-    """Return the value of the label `reservation-order`; 0 is no order. Raises InputError."""
+    """Return the value of the label `reservation-order`; 0 means no order. Raises InputError."""
     digits = text[1:] if text[:1] in "+-" else text
     if digits.isascii() and digits.isdigit() and len(digits) <= 19:
         value = int(text)

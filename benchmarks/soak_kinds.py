@@ -34,7 +34,7 @@ _ANNOTATION_GANG: Final = "gang.scheduling.koordinator.sh"
 @dataclass(frozen=True)
 class Unit:
     """objects: what has to exist before the pods, as (type, namespace, object). least: how many
-    pods of a gang have to get nodes together; 0: it is no gang. stuck: nothing can take the pods.
+    pods of a gang have to get nodes together; 0: not a gang. stuck: nothing can take the pods.
     gated: the pods have a scheduling gate that is to be removed."""
 
     name: str

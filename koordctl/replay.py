@@ -39,9 +39,9 @@ def nodeslo_of(path: str) -> NodeSLOSpec:
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, manifest.NotYaml) as error:
-        raise CommandError(f"{path} is no manifest: {error}") from None
+        raise CommandError(f"{path} is not a manifest: {error}") from None
     if not isinstance(tree, dict) or tree.get("kind") != "NodeSLO":
-        raise CommandError(f"{path} is no NodeSLO: its `kind` says otherwise")
+        raise CommandError(f"{path} is not a NodeSLO: its `kind` says otherwise")
     return decode_nodeslo(tree, obj=f"NodeSLO in {path}")
 
 

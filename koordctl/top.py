@@ -1,7 +1,7 @@
 """`koordctl top`: usage of the node, its classes and pods, and what the strategies do and why.
 
 Live in a terminal, where it fills the screen and looks again every two seconds; printed once where
-the output is no terminal, or with --once.
+the output is not a terminal, or with --once.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def why(pod: str, *, scheduler: str | None, kubeconfig: str | None) -> dict[str,
     namespace, _, name = pod.rpartition("/")
     namespace = namespace or "default"
     if not name or "/" in namespace:
-        raise CommandError(f"{pod!r} is no pod; expected namespace/name")
+        raise CommandError(f"{pod!r} is not a pod; expected namespace/name")
     url = (scheduler or DEFAULT_SCHEDULER).rstrip("/")
     try:
         return _from_scheduler(url, namespace, name) | {"source": url}
@@ -72,14 +72,14 @@ def why(pod: str, *, scheduler: str | None, kubeconfig: str | None) -> dict[str,
 def _from_scheduler(url: str, namespace: str, name: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
-        raise CommandError(f"{url!r} is no address of a scheduler; expected http://HOST:PORT")
+        raise CommandError(f"{url!r} is not an address of a scheduler; expected http://HOST:PORT")
     path = f"/apis/v1/pods/{quote(namespace, safe='')}/{quote(name, safe='')}"
     try:
         connection = http.client.HTTPConnection(
             parts.hostname, parts.port or 80, timeout=_TIMEOUT_S
         )
     except ValueError as error:
-        raise CommandError(f"{url!r} is no address of a scheduler: {error}") from None
+        raise CommandError(f"{url!r} is not an address of a scheduler: {error}") from None
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -92,7 +92,7 @@ class AnswerTooLong(Unreachable):
 
 
 class RateLimit:
-    """Token bucket: `qps` requests a second on average, `burst` at once. qps 0 is no limit."""
+    """Token bucket: `qps` requests a second on average, `burst` at once. qps 0 means no limit."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps = qps

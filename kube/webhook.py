@@ -5,7 +5,7 @@ has to wait for the API server returns a `FollowUp` instead, which is awaited. A
 decoded and judged in a thread, so that it holds up no other one; so handlers must not iterate over
 what the event loop changes.
 
-A body that is no review, and an object that is not of its kind, is the sender's fault: 400. A
+A body that is not a review, and an object that is not of its kind, is the sender's fault: 400. A
 handler that fails answers 500 for that request only. Whether the object passes then is the
 webhook's failure policy, which is visible in the cluster.
 """

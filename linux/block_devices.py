@@ -14,7 +14,7 @@ from typing import Final
 from linux.host import Host
 
 _MEMORY: Final = ("loop", "ram", "zram")
-"""Devices that are a file or memory: what they transfer is counted elsewhere or is no transfer."""
+"""Devices that are a file or memory: their transfers are counted elsewhere, or reach no disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from linux.weights import MAX_SHARES, MIN_SHARES, Formula, weight_of_shares
 INT64_MAX: Final = (1 << 63) - 1
 """The kernel parses these files' numbers as signed 64-bit integers."""
 V1_UNLIMITED_BYTES: Final = 0x7FFFFFFFFFFFF000 - 0xFFFF
-"""A v1 memory limit from here on is no limit. The kernel shows its largest page count in bytes,
+"""A v1 memory limit from here on means no limit. The kernel shows its largest page count in bytes,
 which depends on the page size; this is below it for pages of 4 to 64 KiB."""
 DEFAULT_PERIOD_US: Final = 100_000
 """The kernel's and kubelet's default CFS period. Canonical quotas count per this period."""
@@ -37,7 +37,7 @@ class Codec(Enum):
     SHARES = "shares"  # v2: a weight
     QUOTA = "quota"  # v2: first field of cpu.max
     PERIOD = "period"  # v2: second field of cpu.max
-    BYTES = "bytes"  # whole pages; "max" and -1 are no limit
+    BYTES = "bytes"  # whole pages; "max" and -1 mean no limit
     CPUS = "cpus"
 
 
@@ -171,7 +171,7 @@ LIMITS: Final = frozenset(resource for resource, file in FILES.items() if file.u
 """Resources whose value may be UNLIMITED."""
 
 Number = int | CpuSet
-"""A value in the file's own unit: a weight on v2, bytes, µs, a set; UNLIMITED is no limit."""
+"""A value in the file's own unit: a weight on v2, bytes, µs, a set; UNLIMITED means no limit."""
 
 
 def field_text(file: CgroupFile, version: int, content: bytes | str) -> str:

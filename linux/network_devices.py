@@ -47,7 +47,7 @@ def default_device(host: Host) -> str:
 def network_device(host: Host, name: str) -> NetworkDevice:
     """Return the device. Raises OSError, with ENOENT when it is not there, and ValueError."""
     if not name or "/" in name or name in (".", ".."):
-        raise ValueError(f"{name!r} is no name of a network device")
+        raise ValueError(f"{name!r} is not a name of a network device")
     folder = f"{_DEVICES}/{name}"
     return NetworkDevice(
         name,

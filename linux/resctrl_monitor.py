@@ -2,7 +2,7 @@
 
 Each group has a directory per L3 domain below `mon_data`. The bandwidth files count bytes since the
 group exists. A file may read `Unavailable` (the hardware has no value now) or `Error`: then there
-is no value, which is not a failure. Files: docs/facts/kernel.md, "resctrl".
+is not a value, which is not a failure. Files: docs/facts/kernel.md, "resctrl".
 """
 
 from __future__ import annotations

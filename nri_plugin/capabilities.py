@@ -213,7 +213,7 @@ def _kind(name: str) -> RuntimeKind:
 
 
 def _reported_nri(text: str) -> Version | None:
-    """Read a Go module version; "(devel)", "0.0.0-unknown" and an empty text are no version.
+    """Read a Go module version; "(devel)", "0.0.0-unknown" and an empty text are not versions.
 
     A pseudo-version or pre-release ("v0.12.1-0.2026…") lies before the release that it names, so
     it counts as the one before: it may lack that release's fixes.

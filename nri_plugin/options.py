@@ -38,7 +38,7 @@ class FailurePolicy(StrEnum):
     FAIL = "Fail"
 
     def in_force(self, runtime: RuntimeProfile | None) -> str:
-        """Say what the policy comes to with `runtime`; None is no connected runtime."""
+        """Say what the policy comes to with `runtime`; None is not a connected runtime."""
         if self is FailurePolicy.IGNORE:
             return "a request that fails goes on without koordlet's values"
         if runtime is None:

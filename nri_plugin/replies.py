@@ -263,7 +263,7 @@ def _positive(value: Value) -> int:
 def _bounded(value: Value) -> int:
     """A limit: positive, or unlimited. To a runtime 0 means "not given"."""
     if value == 0:
-        raise ValueError("0 is no limit")
+        raise ValueError("0 is not a limit")
     return _number(value, UNLIMITED)
 
 

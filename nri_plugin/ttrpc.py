@@ -146,7 +146,7 @@ class MessageReader:
 
 
 class Call(NamedTuple):
-    """A request to answer. timeout_ns: what the caller still had when it sent; 0 is no deadline,
+    """A request to answer. timeout_ns: what the caller still had when it sent; 0 means no deadline,
     a negative value is a deadline that has passed."""
 
     stream: int
@@ -184,7 +184,7 @@ class Server:
         return self._reader.between_messages
 
     def receive(self, piece: bytes) -> list[Call | Rejection]:
-        """Return what the piece completes; message types that are no server's are ignored."""
+        """Return what the piece completes; message types that no server gets are ignored."""
         events: list[Call | Rejection] = []
         for message in self._reader.feed(piece):
             if message.type == REQUEST:

@@ -25,8 +25,8 @@ _RETRY_S = 0.5
 # Between comparisons with the lists while nothing calls for one. Chosen: they find what no event
 # reported, which is rare. Twice the value: such an end is reported up to two minutes late.
 _SWEEP_INTERVAL_S = 60.0
-# Between two comparisons: lists of 500 containers every two seconds are no load for a runtime that
-# ends each event stream at once. Chosen; at twice the value an end after a lost stream comes later.
+# Between two comparisons: a runtime that ends each event stream at once can bear lists of 500
+# containers every two seconds. Chosen; at twice the value an end after a lost stream comes later.
 _SWEEP_REST_S = 2.0
 
 

@@ -81,7 +81,7 @@ class StepAside:
     sleeps delays no other, whatever the kernel's scheduler decides. One object for each thread.
 
     work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. clock:
-    returns the thread's processor time, so that waiting for the interpreter is no work.
+    returns the thread's processor time, so that waiting for the interpreter does not count as work.
     """
 
     __slots__ = ("_aside_s", "_clock", "_since", "_sleep", "_work_s")

@@ -170,7 +170,7 @@ def modules_at(root: Path, paths: Sequence[str]) -> dict[str, set[int]]:
     for path in paths:
         name, _, line = path.partition(":")
         if line and not line.isdecimal():
-            raise UsageError(f"{path}: {line} is no line number")
+            raise UsageError(f"{path}: {line} is not a line number")
         place = root / name
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         modules = [one for one in files if not re.search(r"_pb2(_grpc)?\.py$|/build/", str(one))]

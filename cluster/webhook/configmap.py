@@ -35,7 +35,7 @@ _AMPLIFICATION: Final = (0.0, 1000.0)
 """A ratio below 1 may be meant to be multiplied with a CPU normalisation ratio; the product counts,
 and is at least 1. 1000 is the bound that the node webhook holds a ratio to."""
 
-# Bounds are upstream's, both edges included; None is no bound.
+# Bounds are upstream's, both edges included; None is not a bound.
 _RANGES: Final[Mapping[str, Mapping[str, Range]]] = {
     "colocation": {
         "resourceDiffThreshold": (None, 1.0),

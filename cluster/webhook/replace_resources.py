@@ -17,7 +17,7 @@ from cluster.webhook.pod_resources import Plain, containers, quantity
 
 
 def replaced(resources: Plain, replacements: Replacements, *, obj: str, where: str) -> Plain:
-    """Return a list of resources renamed. Raises InputError for a cpu that is no quantity."""
+    """Return a list of resources renamed. Raises InputError for a cpu that is not a quantity."""
     result: Plain = {}
     for name, (before, value) in renamed(resources, replacements).items():
         if before == CPU != name:

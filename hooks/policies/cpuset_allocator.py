@@ -7,7 +7,7 @@ without allocated CPUs everything is left to kubelet if its static policy is on.
 The first matching row of the table in docs/facts/policies.md, "CPU sets", decides; comments below
 carry the row's number. Pools are joined as sets, so an empty pool adds nothing. A CPU that the
 kernel gives no pod is left out, because a runtime cannot make a container with it.
-Row 8, the empty set, cannot be requested from a runtime: it is no claim, which withdraws an
+Row 8, the empty set, cannot be requested from a runtime: it is not a claim, which withdraws an
 earlier one.
 """
 

@@ -55,7 +55,7 @@ class Pages:
     def page(self, size: int, token: str = "") -> Page:
         """Return up to `size` entries older than the token's place; without a token the newest.
 
-        A line that is no entry is left out. Raises Expired, and OSError.
+        A line that is not an entry is left out. Raises Expired, and OSError.
         """
         self._expire()
         if token:

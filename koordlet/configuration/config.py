@@ -367,5 +367,5 @@ def parse_seconds(value: object) -> Seconds:
     else:
         raise ValueError("not a duration such as 10s, 500ms or 1m30s")
     if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError("a duration is not negative and not endless")
+        raise ValueError("a duration must be finite and not negative")
     return Seconds(seconds)

@@ -1,6 +1,6 @@
 """Applies a plan: first the journal, then one write after the other, each of which is read back.
 
-The kernel's answer decides the state. ENOENT and ENODEV: the group is gone, which is no failure.
+The kernel's answer decides the state. ENOENT and ENODEV: the group is gone, which is not a failure.
 EOPNOTSUPP: unsupported. Any other error is a refusal: the file backs off, and writes that were
 planned to follow it are held back. A budget limits the writes of all files together.
 """

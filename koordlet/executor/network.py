@@ -181,7 +181,7 @@ class Network:
     ) -> Changed:
         """Make the device's classes and their members what is wanted; take away ours elsewhere.
 
-        default: the class of packets that are no member's. What the kernel refuses is in the
+        default: the class of packets that belong to no member. What the kernel refuses is in the
         result, and the rest is done. Raises Occupied; OSError when the marker could not be made,
         or nothing could be read.
         """

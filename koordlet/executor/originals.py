@@ -259,7 +259,7 @@ class Originals:
             try:
                 one = self._adopted(delivery, place, of_processes)
             except OSError as error:
-                # A container that ends between two system calls is no news.
+                # A container that ends between two system calls is not news.
                 level = logging.DEBUG if error.errno in GONE else logging.WARNING
                 log.log(level, "container %s, %s: %s", container_id, delivery.resource, error)
                 waiting.append(delivery.resource)

@@ -3,9 +3,9 @@
 Whenever a pod's group is made or removed, kubelet has systemd set the CPU weight of both QoS
 slices, Burstable and BestEffort. systemd then writes all files of such a slice again, with its own
 values: 0 into `memory.min` and `memory.low`, `max` into `memory.high`. It does the same once more
-to a slice that gets its first group or loses its last one. These writes are no fight about a value:
-systemd does not write again until the next group comes or goes. Facts: docs/facts/kernel.md, "What
-systemd writes again".
+to a slice that gets its first group or loses its last one. These writes are not a fight about a
+value: systemd does not write again until the next group comes or goes. Facts:
+docs/facts/kernel.md, "What systemd writes again".
 """
 
 from __future__ import annotations

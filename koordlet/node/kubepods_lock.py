@@ -53,7 +53,7 @@ class KubepodsLock:
             if not _is_of_another_user(held.holder):
                 raise
             # Any user who may open the directory may lock it. That must not stop the daemon.
-            self._warn_once(f"process {held.holder}, which is no daemon, holds {path}")
+            self._warn_once(f"process {held.holder}, which is not a daemon, holds {path}")
             return
         except OSError as error:
             self._warn_once(f"{path}: {error.strerror}")

@@ -1,8 +1,8 @@
 """Steps the strategies that are due, and keeps their states and verdicts.
 
 A strategy is isolated: one that raises keeps its last claims until its lease on the board ends, is
-counted and reported, and is stepped again at its next turn. Bad input (`InputError`) is no defect:
-the last verdict then stays in force for as long as the input is bad, as with policies.
+counted and reported, and is stepped again at its next turn. Bad input (`InputError`) is not a
+defect: the last verdict then stays in force for as long as the input is bad, as with policies.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _gpu_labels(gpus: Answer) -> dict[str, str]:
 
 
 def _valid(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels whose value can be one, with dashes for blanks; "" is no value here."""
+    """Return the labels whose value can be one, with dashes for blanks; "" is not a value here."""
     texts = {name: value.replace(" ", "-") for name, value in labels.items()}
     return {name: value for name, value in texts.items() if _LABEL.fullmatch(value)}
 

@@ -224,7 +224,7 @@ def _broken(before: _File | None, path: str, stamp: _Stamp | None, problem: str)
     kept = before.objects if before else {}
     consequence = "its last good objects stay in force" if kept else "it is not used"
     made = _File(stamp, kept, (Problem(path, "", f"{problem}; {consequence}"),))
-    # The same error again is no change.
+    # The same error again is not a change.
     return before if before is not None and before == made else made
 
 

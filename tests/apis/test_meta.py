@@ -138,7 +138,7 @@ def test_which_labels_a_selector_matches(
         (requirement("NotIn"), "NotIn needs values"),
         (requirement("Exists", "a"), "Exists takes no values"),
         (requirement("DoesNotExist", "a"), "DoesNotExist takes no values"),
-        (requirement("Within", "a"), "is no operator"),
+        (requirement("Within", "a"), "is not an operator"),
         (requirement("In", "a", "b/c"), "a label value"),
         (requirement("In", "a", key=""), "the name of a label key"),
     ],

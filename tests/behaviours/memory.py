@@ -98,11 +98,11 @@ MEMORY_V2 = (
         Write("g/memory.min", "max"), Reads("g/memory.min", "max"),
     ),
     on_v2(
-        "-1 is no size on v2",
+        "-1 is not a size on v2",
         Make("g"), Write("g/memory.max", "-1", EINVAL), Write("g/memory.min", "-1", EINVAL),
         Write("g/memory.high", "-1", EINVAL),
     ),
-    on_v2("words are no sizes", Make("g"), Write("g/memory.max", "much", EINVAL)),
+    on_v2("words are not sizes", Make("g"), Write("g/memory.max", "much", EINVAL)),
     on_v2("a newline is 0 bytes", Make("g"), Write("g/memory.low", "1m"),
           Write("g/memory.low", "\n"), Reads("g/memory.low", "0")),
     on_v2(

@@ -120,7 +120,7 @@ DELEGATION = (
         Make("g"), Make("g/h"), Exists("g/h/cpu.pressure"), Exists("g/h/memory.pressure"),
     ),
     on_v2(
-        "a word that is no controller",
+        "a word that is not a controller",
         Make("g"), Write("g/cgroup.subtree_control", "+nonsense", EINVAL),
         Write("g/cgroup.subtree_control", "cpu", EINVAL),
     ),

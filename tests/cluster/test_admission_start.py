@@ -172,7 +172,7 @@ def test_a_folder_keeps_certificates_for_their_owner_alone(tmp_path: Path) -> No
     assert sorted(file.name for file in folder.iterdir()) == names
     assert (folder / "tls.crt").read_bytes() == made.cert
     assert asyncio.run(ensure()) == made
-    # What a killed process left is no obstacle, and a missing file means that all are made.
+    # What a killed process left is not an obstacle, and a missing file means that all are made.
     (folder / ".key.pem.new").write_bytes(b"half")
     (folder / "key.pem").unlink()
     again = asyncio.run(ensure())

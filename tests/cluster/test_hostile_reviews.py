@@ -181,7 +181,7 @@ BAD: dict[str, bytes] = {
     "deep lists": b"[" * 600 + b"]" * 600,
     "deep objects": DEEP,
     "a deep member": b'{"metadata":{"name":"web"},"spec":' + DEEP + b',"status":' + DEEP + b"}",
-    "bytes that are no UTF-8": b'{"metadata":{"name":"\xff"}}',
+    "bytes that are not UTF-8": b'{"metadata":{"name":"\xff"}}',
     "half a surrogate pair": b'{"metadata":{"name":"\\ud800"}}',
     "metadata twice, the last a list": b'{"metadata":{"name":"web"},"metadata":[]}',
     "a number out of range": b'{"metadata":{"generation":1e999}}',

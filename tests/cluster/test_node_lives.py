@@ -403,7 +403,7 @@ def test_what_a_node_offers_is_a_series_each_with_its_unit(monkeypatch: pytest.M
             world.metrics.allocatable.labels("n1", resource, unit).value for resource, unit in kinds
         ] == [8600, 64 * 2**30 - 64 * 2**30 * 35 // 100 - 2**30, 2000, 3]
         assert len(world.metrics.allocatable) == 4
-        # Withdrawn is no value; the series ends when it is old.
+        # Withdrawn is not a value; the series ends when it is old.
         world.server.remove(NODE_METRICS, "n1")
         await asyncio.sleep(1)
         assert len(world.metrics.allocatable) == 4

@@ -244,7 +244,7 @@ def test_outside_writes_to_an_object_are_repaired_but_extensions_stay() -> None:
         await asyncio.sleep(1)
         assert world.wrote() == ["PATCH nodemetrics/a"]
         assert world.policy()["reportIntervalSeconds"] == 60
-        # A report is no change of the spec, and is not even looked at.
+        # A report is not a change of the spec, and is not even looked at.
         looked = world.metrics.node_metric.labels("succeeded", "").value
         stored = world.server.get(NODE_METRICS, "a")
         status = {"updateTime": "2026-01-01T00:00:00Z"}

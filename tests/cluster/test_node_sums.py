@@ -200,7 +200,7 @@ def test_mid_gives_what_is_reclaimable_and_unused(
     assert mid_resources(inputs(metric), nodes.strategy()).amount == expected
 
 
-ODD = ("15987m", "67415896064")  # 67415896064 bytes are 65837789 KiB, which is no whole MiB
+ODD = ("15987m", "67415896064")  # 67415896064 bytes are 65837789 KiB, which is not a whole MiB
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_an_ambiguous_quota_name_books_nothing() -> None:
     [
         ("a:x", {"a": "1", "b": "2"}, {"x": "1", "b": "2"}),
         (" a : x , b : ", {"a": "1", "b": "2"}, {"x": "1"}),
-        # What is no pair says nothing.
+        # What is not a pair says nothing.
         ("c, c:y:z, d:e, , :", {"c": "3"}, {"c": "3"}),
         ("", {"c": "3"}, {"c": "3"}),
         # cpu counts milli-cores under its other name, and only there.
@@ -407,7 +407,7 @@ def test_the_numbers_of_a_profile() -> None:
         "cpu": "21600m",
         "memory": "92771293593",
     }
-    # 32 characters are read, more are no ratio.
+    # 32 characters are read, more are not a ratio.
     assert str(scaled(amounts, "0." + "5" * 30)["memory"]) == "57266230613"
     for odd in ("2", "0", "x", "NaN", "0." + "5" * 31, "1.01", "-1"):
         assert scaled(amounts, odd) == amounts

@@ -258,7 +258,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"volumes": [{"name": "a", "$retainKeys": ["name"], "hostPath": {}}]},
         ".spec.volumes.$retainKeys: does not list hostPath",
     ),
-    "retained members that are no list": (
+    "retained members that are not lists": (
         {"volumes": named("a", emptyDir={})},
         {"volumes": [{"name": "a", "$retainKeys": "name"}]},
         ".spec.volumes.$retainKeys: expected a list of member names",

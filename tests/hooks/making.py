@@ -71,7 +71,7 @@ def a_pod(
     overhead: Amounts = Amounts(),  # noqa: B008 - frozen
     uid: str = "",
 ) -> Pod:
-    """Return a pod; annotations that are no texts are written as JSON."""
+    """Return a pod; annotations that are not texts are written as JSON."""
     texts = {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in (annotations or {}).items()

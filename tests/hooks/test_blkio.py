@@ -84,7 +84,7 @@ _MODEL = {
                 "blkio.throttle.write_iops_device:8:0": 40,
             },
         ),
-        # 0 is no limit
+        # 0 means no limit
         (_block("/dev/sda", readBPS=0, writeIOPS=0), {}),
         # a partition counts for its disk, whatever their numbers are
         (

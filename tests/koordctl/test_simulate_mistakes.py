@@ -52,7 +52,7 @@ def test_mistakes_in_pods_name_file_object_and_field(
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ('{"items": [{"kind": ', "bad.json: is no object or list in JSON"),
+        ('{"items": [{"kind": ', "bad.json: is not an object or list in JSON"),
         ('{"items": [{"kind": "Node"}]}', "bad.json: items[0].metadata.name"),
         ('{"items": [{"metadata": {"name": "x"}}]}', "bad.json: items[0].kind"),
         ('{"kind": "Pod", "metadata": {"name": "x"}}', "Pod x: metadata.namespace"),

@@ -160,14 +160,14 @@ def test_a_policy_that_could_not_decide_fails_the_creation_under_fail_only(
 ) -> None:
     async def scenario() -> None:
         scene = Scene(tmp_path, profiles.A, wanted={SHARES: 7}, failure_policy=policy)
-        scene.handler.faults = (Fault("GPUEnvInject", "annotation x: is no JSON", True),)
+        scene.handler.faults = (Fault("GPUEnvInject", "annotation x: is not JSON", True),)
         async with scene:
             await scene.synchronized()
             if policy is IGNORE:
                 created = await scene.runtime.create_container(container())
                 assert created.adjust.linux.resources.cpu.shares.value == 7
                 return
-            with pytest.raises(EventFailed, match="policy GPUEnvInject: annotation x: is no JSON"):
+            with pytest.raises(EventFailed, match="policy GPUEnvInject: annotation x: is not JSON"):
                 await scene.runtime.create_container(container())
             assert scene.supervisor.statistics.refused == 1
 

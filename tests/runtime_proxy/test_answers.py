@@ -334,7 +334,7 @@ AT_CREATION: dict[str, tuple[Callable[[Any], object], Callable[[Any], object]]] 
         lambda answer: setattr(answer, "pod_cgroup_parent", "/a\0b"),
         NOTHING,
     ),
-    "a cgroup parent that is no path": (
+    "a cgroup parent that is not a path": (
         lambda answer: setattr(answer, "pod_cgroup_parent", "/" + "x" * 4096),
         NOTHING,
     ),

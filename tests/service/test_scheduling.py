@@ -146,7 +146,7 @@ class Worked:
     def sleep(self, seconds: float) -> None:
         assert seconds == 0.25
         self.slept.append(self.time)
-        self.time += 0.5  # what the sleep itself costs is no work
+        self.time += 0.5  # what the sleep itself costs does not count as work
 
 
 def test_a_thread_steps_aside_after_each_share_of_work() -> None:

@@ -121,7 +121,7 @@ def _sched_features(kernel: SimulatedKernel) -> File:
         word = content.strip()
         name = word.removeprefix("NO_")
         if name not in SCHED_FEATURES:
-            refuse(errno.EINVAL, f"{name} is no feature")
+            refuse(errno.EINVAL, f"{name} is not a feature")
         kernel.switches[name] = int(not word.startswith("NO_"))
 
     return File(read, write)

@@ -156,7 +156,7 @@ def test_a_stage_without_a_test_kills_nothing(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere: no Python modules there"),
-        (["room/module.py:x"], "x is no line number"),
+        (["room/module.py:x"], "x is not a line number"),
         (["room/module.py:1"], "nothing to mutate at room/module.py:1"),
         (["room", "--tests", "tests/nowhere"], "tests/nowhere: no such tests"),
         (["room", "--sample", "1", "--", "-k", "nothing"], "the tests find no test"),

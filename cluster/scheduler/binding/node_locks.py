@@ -324,7 +324,7 @@ class NodeLocks:
             return None
         lock = parse_lock(text)
         if lock is None:
-            _log.warning("%s: the text is no lock, and does not count", _about(placement, text))
+            _log.warning("%s: the text is not a lock, and does not count", _about(placement, text))
             return None
         if lock.pod == placement.key:
             return None

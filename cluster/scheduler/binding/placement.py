@@ -102,7 +102,7 @@ def defect_of(placement: Placement) -> str:
             return f"the placement has no {what}"
     for key in (*placement.annotations, *placement.labels, *placement.removed_annotations):
         if not _is_key(key):
-            return f"{key[:100]!r} is no valid key of an annotation or label"
+            return f"{key[:100]!r} is not a valid key of an annotation or label"
     size = sum(
         len(key.encode()) + len(value.encode()) for key, value in placement.annotations.items()
     )
@@ -151,7 +151,7 @@ def patch_body(placement: Placement) -> bytes | None:
 
 
 def _mapping(value: object) -> object:
-    """Encode mappings that are no dict."""
+    """Encode mappings that are not dicts."""
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(f"{type(value).__name__} in a request")

@@ -99,8 +99,8 @@ def next_step(
 def expires_at(reservation: Reservation) -> float | None:
     """Return when a reservation that has not ended expires, in seconds since 1970, None for never.
 
-    The earlier of `expires` and creation + `ttl`; a ttl of 0 is no limit. A text that cannot be
-    read is no limit either: the source of reservations names and refuses it.
+    The earlier of `expires` and creation + `ttl`; a ttl of 0 means no limit. A text that cannot be
+    read sets no limit either: the source of reservations names and refuses it.
     """
     spec = reservation.spec
     moments = []

@@ -24,8 +24,8 @@ ANY_KIND: Final = "*"
 NAMESPACE: Final = "Namespace"
 NODE: Final = "Node"
 POD: Final = "Pod"
-"""A pod that has a node: placed, changed or gone. A pending pod's own change is no cluster event;
-`SchedulingQueue.add` takes it."""
+"""A pod that has a node: placed, changed or gone. A pending pod's own change is not a cluster
+event; `SchedulingQueue.add` takes it."""
 RESERVATION: Final = "Reservation"
 """A Reservation that keeps resources, or kept them until now. A reserve pod is also a `POD`."""
 

@@ -1,9 +1,9 @@
 """Makes room for a whole gang by evicting less important pods, or for none of it.
 
 The members are seated one after another (`seating`), by priority, index and name; members of the
-same group are no victims. If one gang of the group gets less than it needs (room for all members if
-it is strict, for its minimum if not), no pod is evicted. A gang that is gathered in the network is
-seated in one domain (`gathered_seats`), and always as a whole, because it is planned as a whole
+same group are not victims. If one gang of the group gets less than it needs (room for all members
+if it is strict, for its minimum if not), no pod is evicted. A gang that is gathered in the network
+is seated in one domain (`gathered_seats`), and always as a whole, because it is planned as a whole
 once the victims are gone.
 
 docs/scheduler.md, "Coscheduling".

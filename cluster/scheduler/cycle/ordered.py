@@ -14,7 +14,7 @@ _serials = itertools.count(1)
 
 
 class OrderedItem:
-    """Base of items. `serial` names the place of an item in its heap; 0 is no place."""
+    """Base of items. `serial` names the place of an item in its heap; 0 means no place."""
 
     __slots__ = ("serial",)
 

@@ -125,7 +125,7 @@ def _objects_of(path: str) -> Iterator[FileObject]:
             head = msgspec.json.decode(data, type=_ListHead)
         except msgspec.DecodeError as error:
             raise InputError(
-                obj=path, field="", value="", problem=f"is no object or list in JSON: {error}"
+                obj=path, field="", value="", problem=f"is not an object or list in JSON: {error}"
             ) from None
         yield from _split(path, head, data)
         return
@@ -138,7 +138,7 @@ def _objects_of(path: str) -> Iterator[FileObject]:
             continue
         if not isinstance(tree, dict):
             raise InputError(
-                obj=path, field=f"document {number + 1}", value=tree, problem="is no object"
+                obj=path, field=f"document {number + 1}", value=tree, problem="is not an object"
             )
         try:
             raw = msgspec.json.encode(tree)
@@ -190,7 +190,7 @@ def _bytes_of(path: str) -> bytes:
             status = os.fstat(file.fileno())
             problem = ""
             if not stat.S_ISREG(status.st_mode):
-                problem = "is no regular file"
+                problem = "is not a regular file"
             elif status.st_size > _LARGEST_FILE:
                 problem = f"has more than {_LARGEST_FILE >> 30} GiB"
             if problem:

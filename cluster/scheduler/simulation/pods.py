@@ -89,7 +89,7 @@ def priorities_of(classes: Iterable[FileObject]) -> dict[str, Priority]:
         tree = tree_of(each)
         value = tree.get("value", 0)
         if not isinstance(value, int):
-            raise InputError(obj=each.ref, field="value", value=value, problem="is no number")
+            raise InputError(obj=each.ref, field="value", value=value, problem="is not a number")
         policy = tree.get("preemptionPolicy") or _POLICIES[0]
         if policy not in _POLICIES:
             raise InputError(

@@ -117,8 +117,8 @@ def read_xpus(host: Host, directory: str = DIRECTORY) -> tuple[tuple[Xpu, ...], 
 
 
 def parse_xpus(content: bytes, path: str, problems: list[str]) -> list[Xpu]:
-    """Return the devices of one file; ValueError for a file that is no array. Adds to `problems`
-    what is left out."""
+    """Return the devices of one file; ValueError for a file that is not an array. Adds what is left
+    out to `problems`."""
     if len(content) > _MOST_BYTES:
         raise ValueError(f"longer than {_MOST_BYTES} bytes")
     elements = msgspec.json.decode(content)

@@ -74,7 +74,7 @@ class PastRounds:
 
         A stop that the last daemon did not finish is left out: the pod may go on running.
         """
-        # A moment to come is no moment of this boot's clock.
+        # A moment to come is not a moment of this boot's clock.
         self._evicted = {
             uid: each for uid, each in past.evicted.items() if each.at <= now and not each.stopping
         }

@@ -45,8 +45,8 @@ class Round:
     """See the module.
 
     expected: uid -> what a pod that was evicted before, or that leaves by itself, will release.
-        Such a pod is no victim.
-    barred: uid -> why a pod is no victim now, for people.
+        Such a pod is not a victim.
+    barred: uid -> why a pod is not a victim now, for people.
     cooling: gate -> cool-down in seconds, of those that evict nothing in this round.
     most: victims of the whole round.
     """

@@ -72,7 +72,7 @@ Frame = Start | Inputs | Pods | Amounts | Names | Round
 
 
 class NotARecording(ValueError):
-    """A file that is no recording, or one of another version."""
+    """A file that is not a recording, or one of another version."""
 
 
 def _plain(value: Any) -> Any:

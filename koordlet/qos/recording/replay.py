@@ -60,7 +60,7 @@ class Reading(msgspec.Struct):
     rounds: int = 0
     damaged: int = 0
     unusable: list[str] = msgspec.field(default_factory=list)
-    """Files that are no recordings, with the reason."""
+    """Files that are not recordings, with the reason."""
 
 
 def paths_of(path: str) -> list[str]:

@@ -67,7 +67,7 @@ _HOLD_S: Final = 3.0
 _GRACE_S: Final = 10.0
 """Chosen, as for pressure: a single peak is shorter; giving back is not urgent."""
 _LEAST_LINE: Final = 10e9
-"""Bytes per second, chosen: half of one channel of DDR4-2400. Less is no full line of a server."""
+"""Bytes per second, chosen: half of one channel of DDR4-2400. Less fills no server's memory."""
 _GROWN: Final = 1.05
 _STEADY_S: Final = 600.0
 _PROBE_EVERY_S: Final = 300.0

@@ -528,7 +528,7 @@ def test_the_write_budget_limits_writes_over_time_and_not_only_each_pass() -> No
         assert written <= 5 + tenth
     assert written == 30
     assert {bed.text(pod.cgroup, "cpu.shares") for pod in pods} == {"700"}
-    # What a quiet time did not use is no credit above the burst.
+    # What a quiet time did not use is not a credit above the burst.
     bed.kernel.clock.advance(60)
     for number, pod in enumerate(pods):
         bed.want(f"pod/{number}", (pod.cgroup, SHARES, 800))

@@ -231,7 +231,7 @@ def test_a_group_that_ends_under_us_costs_nothing(machine: Machine) -> None:
 
 def test_lines_of_a_disk_are_taken_and_given_back(machine: Machine) -> None:
     """The kernel takes a throttle of a whole disk, refuses a weight without BFQ, and a number that
-    is no disk's."""
+    is not a disk's."""
     devices = read_block_devices(machine.host)
     disks = [devices.by_name[name].number for name in devices.disks()]
     controller = "blkio" if machine.layout.version == 1 else "io"

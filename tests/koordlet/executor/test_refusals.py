@@ -30,7 +30,7 @@ IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
     ids=lambda value: errno.errorcode.get(value, "") if isinstance(value, int) else "",
 )
 def test_what_a_write_answers_decides_the_state(error: int, state: State, failed: int) -> None:
-    """A group that is gone is no failure; what the kernel cannot do is tried again much later."""
+    """A vanished group is not a failure; what the kernel cannot do is tried again much later."""
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     bed.want("pod/a", (pod.cgroup, SHARES, 700))

@@ -119,7 +119,7 @@ def test_a_user_who_locks_the_directory_keeps_no_daemon_out(
         for _ in range(2):
             lock.hold(layout(root, "kubepods"))
         (message,) = caplog.messages
-        assert f"process {pid}, which is no daemon, holds {root}/kubepods" in message
+        assert f"process {pid}, which is not a daemon, holds {root}/kubepods" in message
     lock.hold(layout(root, "kubepods"))
     with pytest.raises(LockHeld):
         KubepodsLock().hold(layout(root, "kubepods"))

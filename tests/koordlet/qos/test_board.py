@@ -31,7 +31,7 @@ def claim(policy: str, value: Value, resource: Resource = Resource.CPU_SHARES) -
 
 
 def standing(policy: str, value: int) -> Standing:
-    """Claims on one pod, and on the containers of a class; the value 0 is no claim at all."""
+    """Claims on one pod, and on the containers of a class; the value 0 is not a claim at all."""
     if not value:
         return Standing()
     claims = (claim(policy, value),)

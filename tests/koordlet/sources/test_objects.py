@@ -220,7 +220,7 @@ def test_a_bad_host_application_is_left_out_as_a_whole(directory: Directory) -> 
 
 
 def test_a_bad_host_application_costs_no_other_one_its_place(directory: Directory) -> None:
-    """What is no object at all is left out first, and must not shift the blame."""
+    """What is not an object at all is left out first, and must not shift the blame."""
     apps = [
         None,
         {"name": "first"},

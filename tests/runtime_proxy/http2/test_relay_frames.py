@@ -457,7 +457,7 @@ def test_the_servers_reset_ends_a_held_call_and_reaches_its_client() -> None:
     relay.to_client.clear()
     reset = frames.rst_stream(1, ErrorCode.CANCEL)
     relay.from_server(reset)
-    # What was held is no debt of the server's any more: the client gets its window back.
+    # What was held is not a debt of the server's any more: the client gets its window back.
     assert relay.to_client == [reset, frames.window_update(0, 16_384)]
     assert (relay.events, relay.to_server, dict(relay.active)) == ([Abandoned(1)], [], {})
     assert relay._sending.queued == 0

@@ -39,10 +39,10 @@ from cluster.scheduler.tables.numa.state import NumaNode, NumaState, Status
 N = TypeVar("N", bound=np.generic)
 
 POLICIES: Final = tuple(NUMATopologyPolicy)
-"""A number in the column `policy` is an index here; 0 is no policy."""
+"""A number in the column `policy` is an index here; 0 means no policy."""
 
 BIND_POLICIES: Final = tuple(NodeCPUBindPolicy)
-"""A number in the column `bind_policy` is an index here; 0 is no policy."""
+"""A number in the column `bind_policy` is an index here; 0 means no policy."""
 
 WHOLE_NODE: Final = MOST_NUMA_NODES
 """In counts of CPUs: the place of the whole node's count, behind those of its NUMA nodes."""

@@ -338,9 +338,9 @@ def test_a_patch_is_resolved_like_a_binding(
     [
         ({"node": ""}, "no node"),
         ({"uid": ""}, "no uid"),
-        ({"annotations": {"a b": "x"}}, "'a b' is no valid key"),
+        ({"annotations": {"a b": "x"}}, "'a b' is not a valid key"),
         ({"annotations": {"a": "x" * 262_144}}, "262145 bytes of annotations"),
-        ({"labels": {"/": "x"}}, "'/' is no valid key"),
+        ({"labels": {"/": "x"}}, "'/' is not a valid key"),
     ],
 )
 def test_what_would_leave_a_broken_pod_is_not_sent(change: dict[str, Any], text: str) -> None:

@@ -196,7 +196,7 @@ def test_restricted_options_leave_other_resources_to_the_node() -> None:
     assert "Reservation(s) Insufficient memory" in cluster.message(
         cluster.pod(requests=large, affinity=_ANY)
     )
-    # Names of nothing that is reserved are no options.
+    # Names of nothing that is reserved are not options.
     cluster.tables.reservations.upsert(make_facts("r", everything, restricted=frozenset({"x"})))
     assert "Reservation(s) Insufficient memory" in cluster.message(
         cluster.pod(requests=large, affinity=_ANY)

@@ -152,7 +152,7 @@ def test_what_is_bound_is_in_force_and_both_sides_know_what_is_left(
 
 
 def check_at_rest(both: BothSides, kept: CpuSet) -> None:
-    assert CpuSet.of_mask(both.read().reserved) == kept, "a pod of ours is no reservation"
+    assert CpuSet.of_mask(both.read().reserved) == kept, "a pod of ours is not a reservation"
     owned: dict[str, CpuSet] = {}
     for name in both.bookings:
         cpus, in_force = both.recorded(name), both.in_force(name)
