@@ -162,7 +162,7 @@ def test_an_entry_with_a_broken_selector_matches_nothing() -> None:
             "nodeStrategies": [{"name": "x", "nodeSelector": broken, "minFreeKbytesFactor": 1}]
         }
     )
-    assert "no operator" in problems[0]
+    assert "is not an operator" in problems[0]
     assert "minFreeKbytesFactor" not in spec(config, {"pool": "db"})["systemStrategy"]
 
 

@@ -189,7 +189,7 @@ def test_what_is_no_pod_is_refused(name: str, capsys: pytest.CaptureFixture[str]
     [
         (_NOWHERE, "no scheduler answers"),
         ("https://x", "expected http://HOST:PORT"),
-        ("http://x:y", "no address of a scheduler"),
+        ("http://x:y", "not an address of a scheduler"),
     ],
 )
 def test_a_scheduler_that_is_named_has_to_answer(
