@@ -374,8 +374,8 @@ def test_koordctl_shows_changes_and_comparisons(
 @pytest.mark.parametrize(
     ("manifest", "problem"),
     [
-        ("kind: Pod", "no NodeSLO"),
-        ("a: [", "no manifest"),
+        ("kind: Pod", "not a NodeSLO"),
+        ("a: [", "not a manifest"),
         ("kind: NodeSLO\nspec: {resourceUsedThresholdWithBE: {cpuSuppressThresholdPercent: 300}}",
          "cpuSuppressThresholdPercent"),
     ],
