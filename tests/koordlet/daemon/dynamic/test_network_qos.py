@@ -217,7 +217,7 @@ def test_the_configured_device_counts(bed: Bed) -> None:
     bed.start(device="bond0.100")
     assert _problems(bed) == ("there is no network device bond0.100",)
     bed.start(device="../eth0")
-    assert "no name of a network device" in _problems(bed)[0]
+    assert "not a name of a network device" in _problems(bed)[0]
 
 
 @pytest.mark.parametrize(
