@@ -54,7 +54,7 @@ _NO_RESERVATIONS: Final[Mapping[str, ReservePod]] = MappingProxyType({})
 
 
 class Writers(EvictionWriters, ReportWriters, Protocol):
-    """Where the results go. All of it happens in the background."""
+    """What carries decisions to the API server. Its methods return at once."""
 
     def bind(self, placement: Placement) -> None: ...
 
@@ -79,7 +79,10 @@ class Consultant(PreemptionConsultant, Protocol):
         ...
 
     def ask(self, pod: PendingPod[PodShape]) -> None:
-        """Ask about a pod: take its `candidates`, and give the answer to `consulted`."""
+        """Ask about a pod in the background.
+
+        `Attempts.candidates` names the nodes to ask about; `Attempts.consulted` takes the answer.
+        """
         ...
 
 

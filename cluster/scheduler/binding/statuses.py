@@ -153,7 +153,7 @@ class StatusWriter:
         # Our own last write is newer than the watch, which may not have it yet. What a write that
         # is under way leaves on the pod is not known.
         known = self._written.get(status.uid)
-        if not self._turns.busy(status.key) and _says(known, shown, status):
+        if not self._turns.busy(status.key) and _is_shown(known, shown, status):
             self._waiting.pop(status.key, None)
             self.counts.unchanged += 1
             return
@@ -292,8 +292,11 @@ def _after(newer: PodStatus, older: PodStatus) -> PodStatus:
     return newer
 
 
-def _says(known: PodStatus | None, shown: Shown, wanted: PodStatus) -> bool:
-    """Return whether the pod says already what is wanted."""
+def _is_shown(known: PodStatus | None, shown: Shown, wanted: PodStatus) -> bool:
+    """Return whether the pod has the wanted status already.
+
+    known: the last one that was written, None for none. shown: what the watch has.
+    """
     if known is not None:
         if (known.reason, known.message) != (wanted.reason, wanted.message):
             return False

@@ -30,7 +30,7 @@ a cluster take longer where budgets are used up; a smaller one, all nodes worked
 class Freed:
     """A node that could be freed, with its victims by amounts.
 
-    cost: of the candidate, and a number that draws between nodes of equal cost.
+    cost: of the candidate, and a number that decides between nodes of equal cost.
     """
 
     cost: tuple[float, ...]

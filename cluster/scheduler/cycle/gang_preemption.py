@@ -77,7 +77,7 @@ class GangPreemption:
 
         trigger: the member that no node takes. gangs: all members of the group that are not bound
         and have no scheduling gates, also those that have a node and wait. being_evicted: whether a
-        placed pod is the victim of a preemption and not gone yet. salt: draws between nodes of
+        placed pod is the victim of a preemption and not gone yet. salt: decides between nodes of
         equal cost.
         """
         as_they_are = {pod.uid: pod for each in gangs for pod in each.pods}

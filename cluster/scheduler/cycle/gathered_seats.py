@@ -130,7 +130,7 @@ class GatheredSeats:
                 without[key] = slots_without_victims(
                     tables, pod, alive, requested, search.may_be_victim, promised
                 )
-            rows = search.openable(pod, evaluation)
+            rows = search.freeable(pod, evaluation)
             at_most = slots.copy()
             at_most[rows] = np.maximum(slots[rows], without[key][rows])
             most += np.minimum(at_most, members)

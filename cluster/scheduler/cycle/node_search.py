@@ -1,9 +1,10 @@
-"""The two ways to the victims on one node, over all nodes: by amounts, or trying one by one.
+"""The search for the node whose victims cost least, over all nodes.
 
-Where pods are in the way only by the amounts that they request, all nodes are compared. Where other
-plugins hold a node back, nodes are tried one by one, in the order of what the amounts alone would
-cost, up to the number that the arguments give. Where there are more nodes, a part of those that are
-tried is drawn: nodes that refuse a pod each time do not keep it from the others for ever.
+There are two ways to the victims on a node. If a pod lacks nothing but amounts of resources there,
+the victims follow from what its pods request, and all such nodes are compared at once. If another
+plugin refuses the node, pods are removed on trial. That costs more, so only as many nodes are tried
+as the arguments say: half of them are the cheapest by amounts, the others are drawn at random, so
+that nodes which refuse the pod each time do not keep it from the rest for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victim_columns import Costs, by_amounts, openable
+from cluster.scheduler.cycle.victim_columns import Costs, by_amounts, freeable
 from cluster.scheduler.cycle.victims import NO_VICTIM, Candidate, MayBeVictim, by_trial
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.tables.disruption_budgets import DisruptionBudgets
@@ -196,7 +197,7 @@ class NodeSearch:
     ) -> list[tuple[int, int]]:
         """Return the rows to try one by one, the cheapest by their amounts first, each with the
         priority that its most important victim has at least."""
-        rows = openable(self._tables, pod, rows, evaluation, may_be_victim)
+        rows = freeable(self._tables, pod, rows, evaluation, may_be_victim)
         fit = (f for f in self._checks.profile.filters if isinstance(f, NodeResourcesFit))
         requested = next((each.looked_at(pod.shape) for each in fit), None)
         bounds = self._by_amounts(pod, rows, requested, may_be_victim)

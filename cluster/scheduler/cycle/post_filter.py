@@ -45,6 +45,6 @@ class PostFilter(Protocol):
         """Return the node to free with its victims, or why there is none.
 
         being_evicted: whether a placed pod is the victim of a preemption and not gone yet.
-        salt: draws between nodes of equal cost.
+        salt: decides between nodes of equal cost.
         """
         ...

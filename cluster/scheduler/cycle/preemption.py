@@ -146,7 +146,7 @@ class Preemption:
     ) -> Candidate | NotFound:
         """Return the node to free for a pod, with the victims there.
 
-        resolvable: rows where evictions can help. salt: draws between nodes of equal cost.
+        resolvable: rows where evictions can help. salt: decides between nodes of equal cost.
         may_be_victim: None for `victims_for` the pod.
         """
         tables = self._tables

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.freeing import FreeingCosts
 from cluster.scheduler.cycle.trial import RowChecks, Trial
-from cluster.scheduler.cycle.victim_columns import Promised, by_amounts, openable
+from cluster.scheduler.cycle.victim_columns import Promised, by_amounts, freeable
 from cluster.scheduler.cycle.victims import Candidate, MayBeVictim, by_amounts_on, by_trial
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
@@ -56,7 +56,7 @@ class Search:
 
     checks: by scheduler name; nominated pods count, but for those of the gang's own group.
     evaluate: also asks the admissions, so that no pod is evicted for a gang whose quota is full;
-    raises Refusal. salt: draws between nodes of equal cost.
+    raises Refusal. salt: decides between nodes of equal cost.
     """
 
     tables: Tables
@@ -80,7 +80,7 @@ class Search:
         fit = next((each for each in filters if isinstance(each, NodeResourcesFit)), None)
         return None if fit is None else tuple(fit.looked_at(pod.shape))
 
-    def openable(self, pod: Pod, evaluation: Evaluation) -> NDArray[np.intp]:
+    def freeable(self, pod: Pod, evaluation: Evaluation) -> NDArray[np.intp]:
         """Return the rows where evictions may make room for a member, or for one more member.
 
         Nodes that take it as they are, and those that are promised to others, are among them.
@@ -89,7 +89,7 @@ class Search:
         rows[diagnose(pod.shape, self.tables, evaluation.masks).resolvable] = True
         rows[evaluation.feasible] = True
         rows[list(self.promised(pod))] = True
-        return openable(self.tables, pod, np.flatnonzero(rows), evaluation, self.may_be_victim)
+        return freeable(self.tables, pod, np.flatnonzero(rows), evaluation, self.may_be_victim)
 
     def kind(self, pod: Pod) -> Kind:
         """Return what members have in common that may stand for each other."""
@@ -218,7 +218,7 @@ class Seating:
         if kept is not None and kept[0] == reach:
             return kept[1]
         where = np.zeros(len(self._tables.nodes), dtype=np.bool_)
-        where[self._search.openable(pod, evaluation)] = True
+        where[self._search.freeable(pod, evaluation)] = True
         if self._within is not None:
             where &= self._within.rows
         self._open[kind] = reach, where

@@ -1,7 +1,7 @@
 """The victims on all nodes at once, and what each node costs, as columns.
 
 Pods are in the way here only by the amounts that they request. Filters that hold a node back in
-another way are asked beside that (`openable`), or where a node is tried (`victims.by_trial`).
+another way are asked beside that (`freeable`), or where a node is tried (`victims.by_trial`).
 docs/facts/scheduler.md, "Preemption".
 """
 
@@ -190,14 +190,17 @@ class MayLeave:
         return result
 
 
-def openable(
+def freeable(
     tables: Tables,
     pod: PendingPod[PodShape],
     rows: NDArray[np.intp],
     evaluation: Evaluation,
     may_be_victim: MayBeVictim,
 ) -> NDArray[np.intp]:
-    """Return those of `rows` that no filter is known to hold back whichever victims leave."""
+    """Return those of `rows` that evictions may free for the pod.
+
+    Rows are left out where a filter refuses the pod whichever of the possible victims leave.
+    """
     for plugin, mask in evaluation.masks:
         held = mask[rows] != 0
         if held.any() and isinstance(plugin, Opening):

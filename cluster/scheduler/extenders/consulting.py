@@ -64,7 +64,7 @@ _SCALE: Final = 10
 
 
 class Deciding(Protocol):
-    """Where the pods come from and the opinions go."""
+    """What has pods that extenders are asked about, and takes their opinions."""
 
     def candidates(self, uid: str) -> tuple[str, ...] | None:
         """Return the nodes that plugins pass now; None for a pod that is not waited for."""
@@ -79,8 +79,8 @@ class Deciding(Protocol):
         ...
 
 
-class Proposing(Protocol):
-    """Where the proposed preemptions come from and the agreed ones go."""
+class PreemptionProposer(Protocol):
+    """What proposes preemptions, and takes those that all extenders agree to."""
 
     def proposed(self, uid: str) -> Proposals | None:
         """Return the nodes that could be freed now; None: extenders need not be asked any more."""
@@ -150,7 +150,7 @@ class Extenders:
         client: Client,
         configured: Sequence[Extender],
         deciding: Deciding,
-        preemptions: Proposing,
+        preemptions: PreemptionProposer,
         *,
         nodes: Mapping[str, bytes],
         decided: Callable[[], None],

@@ -14,7 +14,7 @@ from apis.scheduling_pod import decode_scheduling_node, decode_scheduling_pod
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.trial import RowChecks
-from cluster.scheduler.cycle.victim_columns import by_amounts, openable
+from cluster.scheduler.cycle.victim_columns import by_amounts, freeable
 from cluster.scheduler.cycle.victims import by_amounts_on, by_trial, default_victims
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
@@ -76,7 +76,7 @@ def test_where_a_trial_finds_victims_the_node_is_not_left_out(seed: int) -> None
         except Refusal:
             continue
         rows = np.setdiff1d(every, evaluation.feasible)
-        may_open = set(openable(tables, pod, rows, evaluation, default_victims).tolist())
+        may_open = set(freeable(tables, pod, rows, evaluation, default_victims).tolist())
         for row in rows.tolist():
             candidate = by_trial(checks, pod, row, default_victims, budgets)
             assert candidate is None or row in may_open, (number, row)
