@@ -54,7 +54,7 @@ def spec_with(path: str, value: Any) -> dict[str, Any]:
         ("systemStrategy.totalNetworkBandwidth", "many", "not a quantity; write a number with"),
     ],
 )
-def test_a_fields_error_tells_all_that_it_takes(path: str, value: Any, problem: str) -> None:
+def test_a_fields_error_names_all_accepted_values(path: str, value: Any, problem: str) -> None:
     with pytest.raises(InputErrors) as raised:
         decode_nodeslo(spec_with(path, value), obj="NodeSLO n1")
     (error,) = raised.value.errors
@@ -79,7 +79,9 @@ def test_a_fields_error_tells_all_that_it_takes(path: str, value: Any, problem: 
         ),
     ],
 )
-def test_an_annotations_error_tells_all_that_it_takes(parse: Any, text: str, problem: str) -> None:
+def test_an_annotations_error_names_all_accepted_values(
+    parse: Any, text: str, problem: str
+) -> None:
     with pytest.raises(InputError) as raised:
         parse(text, obj="Pod default/web")
     assert raised.value.problem == problem

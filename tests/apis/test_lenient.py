@@ -78,7 +78,7 @@ def test_each_bad_field_is_named_and_left_out(
     assert repr(tree) == before
 
 
-def test_an_unknown_field_is_told_what_was_perhaps_meant() -> None:
+def test_the_error_for_an_unknown_field_suggests_a_similar_one() -> None:
     _, [near] = convert_leniently({"numbrs": [1]}, Outer, obj="file")
     assert (near.problem, near.hint) == ("unknown field", "did you mean numbers?")
     _, [far] = convert_leniently({"inner": {"name": "n", "zzz": 1}}, Outer, obj="file")

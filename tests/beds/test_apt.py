@@ -29,6 +29,6 @@ def test_the_mirror_is_the_machines_own(tmp_path: Path, name: str, text: str) ->
     assert (mirror.uri, mirror.keyring) == ("http://one.test/debian", "/k.gpg")
 
 
-def test_a_machine_without_a_debian_mirror_is_told_so(tmp_path: Path) -> None:
+def test_the_error_says_that_no_debian_mirror_is_reachable(tmp_path: Path) -> None:
     with pytest.raises(BedError, match="no Debian mirror among apt's sources"):
         configured_mirror(tmp_path)

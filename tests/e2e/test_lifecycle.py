@@ -91,7 +91,7 @@ def test_a_pool_with_cpus_that_are_gone_stops_no_container_from_starting(bed: Co
             assert container_value(bed, pod, "cpuset.cpus") == str(CPUS[0])
 
 
-def test_a_container_starts_again_while_nobody_answers(bed: Containerd) -> None:
+def test_a_container_starts_again_while_no_server_answers(bed: Containerd) -> None:
     """On cgroup v1 runc cannot make a container whose quota is above its pod's."""
     manifest = ls_pod("again")
     with daemon(bed, _objects(), gates=GATES) as koordlet, running_pod(bed, manifest) as pod:
@@ -176,7 +176,7 @@ def test_a_value_changed_from_outside_is_put_back(bed: Containerd) -> None:
         eventually(bed, pod, "cpu.cfs_quota_us", "80000", level="container")
 
 
-def test_a_daemon_that_is_told_to_stop_leaves_the_values_in_force(bed: Containerd) -> None:
+def test_a_daemon_that_is_stopped_leaves_the_values_in_force(bed: Containerd) -> None:
     manifest = ls_pod("kept")
     with daemon(bed, _objects(), gates=GATES) as koordlet, running_pod(bed, manifest) as pod:
         assert koordlet.stop() == 0

@@ -48,7 +48,7 @@ def test_a_reader_that_left_is_no_error(room: str, arguments: list[str]) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_is_told_in_one_line() -> None:
+def test_a_full_disk_is_reported_in_one_line() -> None:
     with open("/dev/full", "w", encoding="ascii") as full:
         done = run("koordlet", "--help", stdout=full)
     assert done.returncode == 2

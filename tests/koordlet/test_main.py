@@ -64,7 +64,7 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_the_version_is_told_in_every_spelling(
+def test_every_spelling_of_the_flag_prints_the_version(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word]) == 0
@@ -82,7 +82,7 @@ def test_check_config_prints_what_is_in_force(
     assert "CoreSched: true" in shown
 
 
-def test_check_config_tells_all_mistakes(
+def test_check_config_reports_all_mistakes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = config(tmp_path, foo="1", featureGates="{Nope: true}", nri="{pluginIndex: 7}")

@@ -281,7 +281,7 @@ def test_batch_resources_are_milli_cores_and_bytes() -> None:
 
 
 @pytest.mark.parametrize("container_id", ["", "containerd://", "no-scheme", "://"])
-def test_a_status_without_an_id_tells_of_no_container(container_id: str) -> None:
+def test_a_status_without_an_id_names_no_container(container_id: str) -> None:
     status = {"containerStatuses": [{"name": "main", "containerID": container_id}]}
     found = known(pod_manifest(uid="u", status=status)).containers
     assert not [each for each in found if each.runtime]

@@ -94,7 +94,7 @@ def test_an_nri_version_that_the_runtime_sent_counts_before_an_inferred_one(
         ("", False),
     ],
 )
-def test_only_a_told_nri_version_serves_failure_policies(told: str, served: bool) -> None:
+def test_only_a_known_nri_version_serves_failure_policies(told: str, served: bool) -> None:
     assert runtime_profile("containerd", "v9.0.0", nri_version=told).failure_policy is served
 
 
@@ -149,7 +149,7 @@ def test_unified_values_exist_on_cgroup_v2_only() -> None:
         assert (Resource.MEMORY_HIGH in profile.update) is there
 
 
-def test_time_outs_that_are_not_told_are_the_defaults() -> None:
+def test_time_outs_that_the_runtime_does_not_name_are_the_defaults() -> None:
     profile = runtime_profile("containerd", "v1.7.20")
     assert (profile.request_timeout_s, profile.registration_timeout_s) == (2.0, 5.0)
     told = runtime_profile("containerd", "v2.1.0", request_timeout_ms=4500)

@@ -314,7 +314,7 @@ class TestRemembered:
         first, second, third = self.replies_of(wanted, container(), has_it, container())
         assert first == third != second
 
-    def test_a_value_that_cannot_be_sent_is_told_of_every_time(self) -> None:
+    def test_a_value_that_cannot_be_sent_is_reported_every_time(self) -> None:
         wanted = decision({SHARES: 0, QUOTA: 20_000})
         creations = replies.Creations(V1)
         for _ in range(2):

@@ -223,7 +223,7 @@ def test_synchronize_asks_only_for_what_differs(tmp_path: Path) -> None:
     uvloop.run(scenario())
 
 
-def test_a_synchronize_reply_is_bounded_and_what_all_containers_lack_is_told(
+def test_a_synchronize_reply_is_bounded_and_what_all_containers_lack_is_reported(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -240,7 +240,7 @@ def test_a_synchronize_reply_is_bounded_and_what_all_containers_lack_is_told(
     uvloop.run(scenario())
 
 
-def test_containers_created_while_away_are_counted_and_what_they_lack_is_told(
+def test_containers_created_while_away_are_counted_and_what_they_lack_is_reported(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:

@@ -201,7 +201,7 @@ def test_the_lock_file_is_private_and_follows_no_link(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_keeps_nobody_from_the_lock(
+def test_a_full_disk_does_not_keep_a_daemon_from_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:

@@ -122,7 +122,7 @@ class TestServer:
         assert event.code == Code.INVALID_ARGUMENT
         assert event.message.startswith("unmarshal request error")
 
-    def test_message_types_that_nobody_knows_are_ignored(self) -> None:
+    def test_unknown_message_types_are_ignored(self) -> None:
         assert Server().receive(message(1, 9, b"x") + message(1, 2, b"")) == []
 
     def test_data_on_a_stream_that_is_not_open_is_answered(self) -> None:

@@ -201,7 +201,7 @@ def test_a_full_run_directory_does_not_turn_a_handed_over_value_into_an_original
 
 
 @pytest.mark.parametrize("profile", ["debian-12-v1", "rhel-9"])
-def test_cpus_that_kubelet_named_while_nobody_listened_come_back(profile: str) -> None:
+def test_cpus_that_kubelet_named_while_koordlet_was_away_come_back(profile: str) -> None:
     node = boot(profile, "static")
     try:
         node.connected = False
@@ -214,7 +214,7 @@ def test_cpus_that_kubelet_named_while_nobody_listened_come_back(profile: str) -
         node.close()
 
 
-def test_an_uninstall_finds_what_only_the_runtime_was_told_so_far(node: OperatedNode) -> None:
+def test_an_uninstall_finds_values_that_only_the_runtime_has_so_far(node: OperatedNode) -> None:
     """The daemon is killed between its answer and the pass that would have looked."""
     for kind in ("reserved", "batch", "spare"):
         _one(node, kind)

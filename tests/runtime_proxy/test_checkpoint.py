@@ -277,7 +277,7 @@ def test_what_a_predecessor_writes_while_a_successor_opens_is_not_cut_off(
     assert Checkpoint(str(tmp_path)).recorded.containers == {"c1": CONTAINER}
 
 
-def test_a_predecessor_adds_to_the_file_that_its_successor_made_anew(tmp_path: Path) -> None:
+def test_a_predecessor_adds_to_the_file_that_its_successor_rewrote(tmp_path: Path) -> None:
     old = Checkpoint(str(tmp_path))
     old.pod(POD)
     new = Checkpoint(str(tmp_path))

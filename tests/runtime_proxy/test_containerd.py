@@ -161,7 +161,7 @@ def forward(here: Node, running: RunningPod) -> None:
         opened.close()
 
 
-def test_the_event_stream_tells_of_every_step(here: Node) -> None:
+def test_the_event_stream_has_every_step(here: Node) -> None:
     with connected(here.proxy.socket) as channel:
         stream = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")(b"")
         seen: list[tuple[str, int]] = []
@@ -183,7 +183,7 @@ def test_the_event_stream_tells_of_every_step(here: Node) -> None:
         reader.join(5)
 
 
-def test_a_container_that_ends_by_itself_is_told_of(here: Node) -> None:
+def test_a_container_that_ends_by_itself_is_reported(here: Node) -> None:
     with hook_service(here.proxy.folder / "h.sock") as service:
         here.proxy.register(service.socket, STAGES)
         with running_pod(here.kubelet, pod(command=["/bin/sh", "-c", "sleep 0.2"])) as running:
@@ -200,7 +200,7 @@ def has_ended(here: Node, identifier: str) -> bool:
     return bool(status.state == cri.CONTAINER_EXITED)
 
 
-def test_after_a_handover_an_end_is_told_once_though_the_old_process_lives(here: Node) -> None:
+def test_after_a_handover_an_end_is_reported_once_though_the_old_process_lives(here: Node) -> None:
     with (
         hook_service(here.proxy.folder / "h.sock") as service,
         connected(here.proxy.socket) as kept,
@@ -378,7 +378,7 @@ def test_a_proxy_killed_inside_an_update_leaves_what_was_and_a_retry_is_whole(he
             assert groups.read(group, "cpu.cfs_quota_us") == "40000"
 
 
-def test_a_proxy_killed_while_a_container_stops_tells_of_the_stop_once(here: Node) -> None:
+def test_a_proxy_killed_while_a_container_stops_reports_the_stop_once(here: Node) -> None:
     command = ["/bin/sh", "-c", "trap : TERM; touch /tmp/set; while :; do sleep 0.2; done"]
     with hook_service(here.proxy.folder / "h.sock") as service:
         here.proxy.register(service.socket, STAGES)

@@ -145,7 +145,7 @@ def test_a_hook_that_echoes_leaves_every_request_octet_for_octet(
     ]
 
 
-def test_hooks_are_told_what_the_protocol_promises(kubelet: Kubelet, service: HookService) -> None:
+def test_hooks_get_what_the_protocol_promises(kubelet: Kubelet, service: HookService) -> None:
     container = kubelet.create(kubelet.run())
     kubelet.update(container, cpu_quota=-1)
     (pod,) = service.asked("PreRunPodSandbox")
@@ -252,7 +252,7 @@ def test_the_skip_label_keeps_hooks_away_for_the_pods_whole_life(
     assert len(runtime.asked("RemovePodSandbox")) == 1
 
 
-def test_stops_are_told_once_even_when_kubelet_repeats_them(
+def test_stops_are_reported_once_even_when_kubelet_repeats_them(
     kubelet: Kubelet, service: HookService, runtime: FakeCri
 ) -> None:
     sandbox = kubelet.run()
@@ -274,7 +274,7 @@ def test_stops_are_told_once_even_when_kubelet_repeats_them(
     assert len(service.asked("PreRemoveRunPodSandbox")) == 1
 
 
-def test_a_container_that_ended_by_itself_is_told_when_it_is_removed(
+def test_a_container_that_ended_by_itself_is_reported_when_it_is_removed(
     kubelet: Kubelet, service: HookService
 ) -> None:
     container = kubelet.create(kubelet.run())
@@ -282,7 +282,7 @@ def test_a_container_that_ended_by_itself_is_told_when_it_is_removed(
     assert service.wait_for("PostStopContainer")[0].container_meta.id == container
 
 
-def test_a_sandbox_removed_while_it_runs_is_told_of_with_its_containers(
+def test_a_sandbox_removed_while_it_runs_is_reported_with_its_containers(
     kubelet: Kubelet, service: HookService
 ) -> None:
     sandbox = kubelet.run()
@@ -536,7 +536,7 @@ def test_a_caller_that_gives_up_takes_the_hook_call_along(
     assert runtime.asked("RunPodSandbox") == []
 
 
-def test_calls_that_are_taken_back_at_once_reach_nobody_and_leave_nothing(
+def test_calls_that_are_cancelled_at_once_reach_no_server_and_leave_nothing(
     running: Proxy, kubelet: Kubelet, service: HookService, runtime: FakeCri
 ) -> None:
     path = b"/runtime.v1.RuntimeService/RunPodSandbox"
@@ -616,7 +616,7 @@ def test_an_object_that_the_proxy_never_saw_is_looked_up(
     assert told.container_resources.cpu_quota == 200_000
 
 
-def test_a_container_in_a_sandbox_that_nobody_knows_goes_to_the_runtime(
+def test_a_container_in_an_unknown_sandbox_goes_to_the_runtime(
     kubelet: Kubelet, service: HookService, runtime: FakeCri
 ) -> None:
     kubelet.create("no-such-sandbox")

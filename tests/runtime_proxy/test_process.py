@@ -29,7 +29,7 @@ from service.systemd import Notifier
         ),
     ],
 )
-def test_sockets_are_taken_from_whoever_passes_them(
+def test_sockets_are_taken_from_systemd_and_from_a_predecessor(
     environment: dict[str, str], found: dict[str, int]
 ) -> None:
     assert handover.passed_sockets(environment, 42) == found

@@ -53,7 +53,7 @@ def test_an_environment_is_read_as_text_or_base64(
     assert read(container_answer(info)).envs == known
 
 
-def test_the_status_tells_what_is_in_force_and_the_configuration_fills_its_gaps() -> None:
+def test_the_status_has_what_is_in_force_and_the_configuration_fills_its_gaps() -> None:
     created = {
         "cpu_shares": 100,
         "cpu_quota": "200000",
@@ -76,7 +76,7 @@ def test_the_status_tells_what_is_in_force_and_the_configuration_fills_its_gaps(
 
 
 @pytest.mark.parametrize("info", ["", "{", "[]", '"x"', {"config": 5}, {"config": {"linux": []}}])
-def test_a_status_that_tells_nothing_leaves_the_fields_empty(info: Any) -> None:
+def test_an_empty_status_leaves_the_fields_empty(info: Any) -> None:
     found = read(container_answer(info))
     assert (found.resources, found.envs, found.pod_id, found.attempt) == (None, {}, "p", 2)
 

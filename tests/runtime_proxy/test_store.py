@@ -21,7 +21,7 @@ def test_a_removed_pod_takes_its_containers_along() -> None:
     assert list(filled.containers_of("p")) == []
 
 
-def test_a_stop_is_told_once() -> None:
+def test_a_stop_is_reported_once() -> None:
     filled = store()
     assert filled.stop_container("a") is not None
     assert filled.stop_container("a") is None

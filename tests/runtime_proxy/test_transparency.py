@@ -151,7 +151,7 @@ def read_to_end(client: socket.socket) -> bytes:
     ],
     ids=["http/1.1", "noise", "broken header block", "endless headers"],
 )
-def test_a_hostile_client_loses_its_connection_and_nobody_elses(
+def test_a_hostile_client_loses_its_own_connection_only(
     running: Proxy, channel: Any, octets: bytes
 ) -> None:
     echo = channel.unary_unary("/test.Bytes/Echo")
@@ -192,7 +192,7 @@ def test_half_a_message_and_gone_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("window", [65_535, frames.LARGEST_WINDOW], ids=["no window", "no reading"])
-def test_a_client_that_does_not_read_holds_up_nobody_and_fills_nothing(
+def test_a_client_that_does_not_read_holds_up_no_other_and_fills_no_memory(
     running: Proxy, channel: Any, window: int
 ) -> None:
     block = hpack.encode(
@@ -477,7 +477,7 @@ def test_what_a_hook_changed_in_a_call_that_outlived_a_handover_is_not_forgotten
         assert container.sandbox_config.linux.cgroup_parent == "/moved"
 
 
-def test_after_a_handover_the_successor_alone_tells_figures(tmp_path: Path) -> None:
+def test_after_a_handover_the_successor_alone_serves_figures(tmp_path: Path) -> None:
     port = free_port()
 
     def started_at() -> str:

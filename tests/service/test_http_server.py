@@ -145,7 +145,7 @@ def test_connections_are_counted() -> None:
     serve(test)
 
 
-def test_silent_peers_keep_nobody_out() -> None:
+def test_silent_peers_keep_no_client_out() -> None:
     async def test(port: int, server: Server) -> None:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
         for _, writer in opened:
@@ -162,7 +162,7 @@ def test_silent_peers_keep_nobody_out() -> None:
     serve(test)
 
 
-def test_peers_that_do_not_take_their_answers_keep_nobody_out() -> None:
+def test_peers_that_do_not_take_their_answers_keep_no_client_out() -> None:
     async def test() -> None:
         server = Server(ROUTES, max_connections=2)
         await server.listen_tcp("127.0.0.1", 0)

@@ -11,7 +11,7 @@ import pytest
 from service.systemd import Notifier
 
 
-def test_systemd_is_told(tmp_path: Path) -> None:
+def test_systemd_is_notified(tmp_path: Path) -> None:
     path = tmp_path / "n.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(path))
@@ -21,7 +21,7 @@ def test_systemd_is_told(tmp_path: Path) -> None:
     notifier.send(STOPPING="1")  # systemd left before us
 
 
-def test_an_abstract_socket_is_told() -> None:
+def test_an_abstract_socket_is_notified() -> None:
     name = f"koord-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + name)

@@ -48,7 +48,7 @@ def test_a_served_socket_is_not_taken(tmp_path: Path) -> None:
         unix.listen(path)
 
 
-def test_a_path_that_no_socket_can_have_is_told(tmp_path: Path) -> None:
+def test_a_path_that_no_socket_can_have_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long for a socket's address"):
         unix.listen(str(tmp_path / ("x" * 108)))
 

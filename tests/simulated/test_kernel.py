@@ -358,7 +358,7 @@ class TestTopology:
         assert kernel.text(f"{base}/cpu1/topology/thread_siblings_list") == "1"
         assert kernel.text(f"{base}/online") == "0-4,6-7"
 
-    def test_core_numbers_start_anew_in_each_socket(self) -> None:
+    def test_core_numbers_start_again_in_each_socket(self) -> None:
         kernel = SimulatedKernel(INTEL_RDT)
         base = "/sys/devices/system/cpu"
         assert kernel.text(f"{base}/cpu16/topology/core_id") == "0"

@@ -302,7 +302,7 @@ def test_a_container_starts_though_a_cpu_went_offline() -> None:
     run(test)
 
 
-def test_a_kernel_that_cannot_be_probed_any_more_is_told_of_and_stays_as_it_was_known() -> None:
+def test_a_kernel_that_cannot_be_probed_any_more_is_reported_and_stays_as_it_was_known() -> None:
     async def test() -> None:
         async with node() as n, n.running() as daemon:
             facts = daemon.parts.rules.inputs.kernel
@@ -339,7 +339,7 @@ def test_a_node_whose_passes_fail_is_not_ready() -> None:
     run(test)
 
 
-def test_a_journal_that_takes_nothing_is_told_once_and_when_it_does_again(
+def test_a_journal_that_takes_nothing_is_reported_once_and_its_recovery_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(descriptor: int, data: bytes) -> int:

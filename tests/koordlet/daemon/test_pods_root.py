@@ -55,7 +55,7 @@ def test_beside_another_daemon_of_the_same_pods_it_does_not_start(tmp_path: Path
     run(test)
 
 
-def test_a_daemon_that_meets_another_at_pods_made_anew_stops_and_writes_nothing(
+def test_a_daemon_that_meets_another_at_recreated_kubepods_stops_and_writes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:

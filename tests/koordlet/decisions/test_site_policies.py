@@ -147,7 +147,9 @@ def test_a_directory_that_others_can_replace_is_not_run(tmp_path: Path) -> None:
     assert names(loader) == ["site/one"]
 
 
-def test_a_file_that_others_may_write_from_now_on_is_told(folder: Path, loader: SiteLoader) -> None:
+def test_a_file_that_others_may_write_from_now_on_is_reported(
+    folder: Path, loader: SiteLoader
+) -> None:
     path = folder / "a.py"
     path.write_text(GOOD.format(name="one"))
     assert problems(loader) == []

@@ -84,7 +84,7 @@ def test_a_cpuset_that_moves_sideways_goes_through_the_union() -> None:
         assert bed.text(container.cgroup, "cpuset.cpus") == cpus
 
 
-def test_a_parent_is_kept_around_a_child_that_nobody_manages() -> None:
+def test_a_parent_is_kept_around_an_unmanaged_child() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     pod.start(TWO_CORES)
@@ -96,7 +96,7 @@ def test_a_parent_is_kept_around_a_child_that_nobody_manages() -> None:
     assert bed.text(pod.cgroup, "cpu.cfs_quota_us") == "200000"
 
 
-def test_a_child_is_bounded_by_a_parent_that_nobody_manages() -> None:
+def test_a_child_is_bounded_by_an_unmanaged_parent() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     container = pod.start(TWO_CORES)
@@ -304,7 +304,7 @@ def test_idle_fixes_the_weight_and_gives_it_back(profile: Profile) -> None:
 
 
 @BOTH
-def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_back(
+def test_a_foreign_weight_from_before_idle_began_is_the_one_that_comes_back(
     profile: Profile, tmp_path: Path
 ) -> None:
     """The weight is on record for idle's sake, and the kill came before the write."""
@@ -328,7 +328,7 @@ def test_a_weight_that_somebody_wrote_before_idle_began_is_the_one_that_comes_ba
 
 
 @BOTH
-def test_a_weight_that_somebody_wrote_over_ours_comes_back_when_idle_takes_its_place(
+def test_a_foreign_weight_written_over_ours_comes_back_when_idle_takes_its_place(
     profile: Profile,
 ) -> None:
     bed = Bed(profile)
@@ -347,7 +347,7 @@ def test_a_weight_that_somebody_wrote_over_ours_comes_back_when_idle_takes_its_p
     assert bed.text(pod.cgroup, weight) == "77"
 
 
-def test_a_cpuset_is_not_emptied_where_nobody_knows_whether_the_group_is() -> None:
+def test_a_cpuset_is_not_emptied_where_it_is_unknown_whether_the_group_is_empty() -> None:
     """The kernel would refuse it from a group with processes."""
     bed = Bed(DEBIAN_12_V2)
     pod = bed.kubelet.add_pod(TWO_CORES)

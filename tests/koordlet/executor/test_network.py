@@ -408,7 +408,7 @@ def test_the_nodes_own_packets_are_in_the_default_class(net: Routed, tmp_path: P
 
 
 @pytest.mark.root
-def test_processes_on_the_nodes_network_are_told_apart_by_their_group(
+def test_processes_on_the_nodes_network_are_distinguished_by_their_group(
     net: Routed, tmp_path: Path
 ) -> None:
     with _group() as group:

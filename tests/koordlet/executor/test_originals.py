@@ -86,7 +86,7 @@ def test_a_handed_value_that_the_runtime_writes_late_does_not_stay(
     assert bed.text(container.cgroup, name).split()[0] == "200000"
 
 
-def test_an_original_that_nobody_knows_stops_no_pass() -> None:
+def test_an_unknown_original_stops_no_pass() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")
@@ -129,7 +129,7 @@ def test_a_delivered_value_stays_ours_while_its_delivery_cannot_be_adopted(
 
 
 @BOTH
-def test_handed_cpus_that_were_found_before_their_note_came_are_nobody_elses(
+def test_handed_cpus_that_were_found_before_their_note_came_are_not_foreign(
     profile: Profile,
 ) -> None:
     bed = Bed(profile)
@@ -263,7 +263,7 @@ def test_a_later_group_of_the_same_name_keeps_its_own_values() -> None:
     assert not len(bed.journal)
 
 
-def test_a_damaged_original_harms_nobody_else() -> None:
+def test_a_damaged_original_harms_no_other() -> None:
     bed = Bed()
     pod = bed.kubelet.add_pod(TWO_CORES)
     inode = bed.kernel.inode(f"/sys/fs/cgroup/cpu/{pod.cgroup}")

@@ -124,7 +124,7 @@ def test_a_quota_does_not_go_below_a_burst_that_was_refused(profile: Profile) ->
     assert bed.view("pod/a", QUOTA).state is State.APPLIED
 
 
-def test_a_control_group_that_somebody_makes_a_moment_before_is_not_ours() -> None:
+def test_a_control_group_that_another_program_makes_a_moment_before_is_not_ours() -> None:
     bed = Bed(INTEL_RDT)
     text = "L3:0=f;1=f\n"
     wish = Want("node", "", SCHEMATA, "BE", text, claim_of(SCHEMATA, text, key="BE"))

@@ -104,7 +104,7 @@ def test_what_the_machine_has_not_is_left_out_and_said() -> None:
     assert bed.run().written == 0
 
 
-def test_a_group_of_somebody_else_is_changed_but_never_removed() -> None:
+def test_a_foreign_group_is_changed_but_never_removed() -> None:
     bed = Bed(INTEL_RDT)
     bed.kernel.make(f"{ROOT}/LS")
     before = bed.kernel.text(f"{ROOT}/LS/schemata")
@@ -129,7 +129,7 @@ def test_a_group_that_an_earlier_daemon_left_is_ours_by_name() -> None:
     assert not bed.kernel.is_dir(f"{ROOT}/koordlet-u1")
 
 
-def test_groups_of_pods_that_left_while_nobody_looked_are_removed() -> None:
+def test_groups_of_pods_that_left_unobserved_are_removed() -> None:
     bed = Bed(INTEL_RDT)
     for name in ("koordlet-gone", "LS", "other"):
         bed.kernel.make(f"{ROOT}/{name}")
@@ -139,7 +139,7 @@ def test_groups_of_pods_that_left_while_nobody_looked_are_removed() -> None:
     assert bed.kernel.is_dir(f"{ROOT}/LS") and bed.kernel.is_dir(f"{ROOT}/other")
 
 
-def test_a_group_that_is_made_anew_under_a_name_of_ours_is_not_ours() -> None:
+def test_a_group_that_is_made_again_under_a_name_of_ours_is_not_ours() -> None:
     bed = Bed(INTEL_RDT)
     wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
     bed.run()
@@ -153,7 +153,7 @@ def test_a_group_that_is_made_anew_under_a_name_of_ours_is_not_ours() -> None:
     assert bed.kernel.is_dir(f"{ROOT}/BE")
 
 
-def test_a_group_that_somebody_made_while_the_daemon_was_about_to_is_not_ours(
+def test_a_group_that_another_program_made_first_is_not_ours(
     tmp_path: Path,
 ) -> None:
     """It ended after it had put down that it would, and before it did."""
@@ -175,7 +175,7 @@ def test_a_group_that_somebody_made_while_the_daemon_was_about_to_is_not_ours(
     assert not len(bed.journal)
 
 
-def test_threads_that_the_runtime_put_into_somebody_elses_group_leave_it_again() -> None:
+def test_threads_that_the_runtime_put_into_a_foreign_group_leave_it_again() -> None:
     """The reply to a creation named the group; it stays when no policy claims it any more."""
     bed = Bed(INTEL_RDT)
     bed.kernel.make(f"{ROOT}/BE")
@@ -238,7 +238,7 @@ def test_without_resctrl_it_is_unsupported() -> None:
     assert bed.executor.views("node")[0].state is State.UNSUPPORTED
 
 
-def test_a_class_group_that_an_operator_made_anew_is_not_removed() -> None:
+def test_a_class_group_that_an_operator_recreated_is_not_removed() -> None:
     bed = Bed(INTEL_RDT)
     wants(bed, "node", [("BE", "L3:0=f;1=f\n")])
     bed.run()

@@ -47,7 +47,7 @@ def of_processes(bed: Bed) -> list[tuple[str, dict[str, str], float]]:
     return samples(container_metrics.of_processes("n1", [(MAIN, view) for _, view in views]))
 
 
-def test_an_oom_score_is_told_while_the_processes_hold_it() -> None:
+def test_an_oom_score_is_reported_while_the_processes_hold_it() -> None:
     bed = Bed()
     container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     bed.want("container/c1", (container.cgroup, Resource.OOM_SCORE_ADJ, -500))
@@ -59,7 +59,7 @@ def test_an_oom_score_is_told_while_the_processes_hold_it() -> None:
     assert of_processes(bed) == []
 
 
-def test_a_cookie_is_told_while_all_processes_hold_it() -> None:
+def test_a_cookie_is_reported_while_all_processes_hold_it() -> None:
     bed = Bed(RHEL_9)
     container = bed.kubelet.add_pod(PodLimits()).start(PodLimits())
     bed.kernel.fork(container.task)

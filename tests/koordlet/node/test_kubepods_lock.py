@@ -97,7 +97,7 @@ def test_before_any_pod_daemons_meet_at_the_root_and_then_where_the_pods_are(roo
     second.close()
 
 
-def test_a_directory_that_was_made_anew_is_locked_anew(root: Path) -> None:
+def test_a_directory_that_was_made_again_is_locked_again(root: Path) -> None:
     first, second = KubepodsLock(), KubepodsLock()
     pods = layout(root, "kubepods")
     first.hold(pods)

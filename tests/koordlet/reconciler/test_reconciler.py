@@ -268,7 +268,7 @@ def test_a_pass_that_fails_is_reported_and_the_next_one_runs(running: Node) -> N
     wait_until(lambda: running.shares(0) == "900", "what the thread does")
 
 
-def test_a_pass_that_fails_again_and_again_is_logged_once_and_told_until_one_is_finished(
+def test_a_pass_that_fails_again_and_again_is_logged_once_and_reported_until_one_is_finished(
     running: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_until(lambda: running.reconciler.stats.passes == 1, "what the thread does")

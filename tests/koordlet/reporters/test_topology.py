@@ -458,7 +458,7 @@ _POD = st.builds(
 
 
 @given(st.lists(_POD, max_size=8), _CPUS, st.dictionaries(st.uuids().map(str), _CPUS, max_size=4))
-def test_pools_hold_only_cpus_of_the_machine_that_nobody_else_has(
+def test_pools_hold_only_cpus_of_the_machine_without_another_owner(
     pods: list[Pod], set_apart: CpuSet, exclusive: dict[str, CpuSet]
 ) -> None:
     cpus = machine()

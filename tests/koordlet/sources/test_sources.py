@@ -117,7 +117,7 @@ def test_kubelet_is_asked_over_tls_with_a_token(
         assert tokens == ["Bearer first", "Bearer rotated"]
 
 
-def test_a_certificate_that_nobody_vouches_for_is_not_believed(
+def test_a_certificate_of_an_unknown_authority_is_refused(
     certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Off loopback another program may answer, and would get the token."""

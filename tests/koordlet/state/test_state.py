@@ -63,7 +63,7 @@ def test_a_container_is_no_subject_before_it_runs() -> None:
     assert state.waiting_containers() == []
 
 
-def test_a_container_whose_start_nobody_told_counts_as_started_after_a_while() -> None:
+def test_a_container_without_a_start_event_counts_as_started_after_a_while() -> None:
     now = [100.0]
     state = NodeState(layout=LAYOUT, monotonic=lambda: now[0])
     pod = runtime_pod("u1")
@@ -74,7 +74,7 @@ def test_a_container_whose_start_nobody_told_counts_as_started_after_a_while() -
     assert "container/c1" in subjects(state)
 
 
-def test_a_copy_hears_nothing_of_what_the_state_is_told_later() -> None:
+def test_a_copy_does_not_change_with_later_reports() -> None:
     """A plan merges pods of a copy in another thread while the runtime goes on."""
     state = NodeState(layout=LAYOUT)
     running(state)
@@ -116,7 +116,7 @@ def test_what_a_creation_returns_is_what_the_merged_pod_says() -> None:
     assert made == state.container("c2")
 
 
-def test_a_creation_in_a_sandbox_that_nobody_told_of_takes_the_pod_from_its_own_message() -> None:
+def test_a_creation_in_an_unreported_sandbox_takes_the_pod_from_its_own_message() -> None:
     state = NodeState(layout=LAYOUT)
     running(state)
     assert state.pod("u1") is not None

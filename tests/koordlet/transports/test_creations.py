@@ -10,7 +10,7 @@ from linux.resources import Resource
 from tests.nri_plugin.scenes import QUOTA, decision
 
 
-def test_consequences_kept_for_replicas_are_told_apart_by_what_each_requested() -> None:
+def test_consequences_kept_for_replicas_differ_by_what_each_requested() -> None:
     consequences = KnownConsequences()
     decided = decision({QUOTA: 50_000})
     usual, short = Requested(cfs_period_us=100_000), Requested(cfs_period_us=10_000)

@@ -132,7 +132,7 @@ def noting(
     return noted
 
 
-def test_a_quota_is_divided_once_although_the_proxy_tells_our_own_answer_back(
+def test_a_quota_is_divided_once_although_the_proxy_reports_our_own_answer(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:

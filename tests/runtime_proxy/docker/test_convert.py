@@ -25,7 +25,7 @@ from runtime_proxy.model import Resources
         ("", None),
     ],
 )
-def test_names_of_kubernetes_are_told_from_others(
+def test_names_of_kubernetes_are_distinguished_from_others(
     name: str, found: convert.KubernetesName | None
 ) -> None:
     assert convert.parse_name(name) == found

@@ -52,7 +52,7 @@ def parent_of(dockerd: FakeDockerd) -> tuple[str, str]:
     return "/kubepods/podu_1", "/kubepods/podu_1"
 
 
-def test_a_pods_life_is_told_and_changed_by_hooks(
+def test_hooks_see_and_change_a_pods_life(
     docker: Docker, service: HookService, dockerd: FakeDockerd
 ) -> None:
     written, told = parent_of(dockerd)
@@ -314,7 +314,7 @@ def test_a_container_that_dockerd_cannot_inspect_keeps_no_other_one_unknown(
         running.wait_for_log("recovered pods=1 containers=0")
 
 
-def test_a_sandbox_deleted_while_it_runs_is_told_of_with_its_containers(
+def test_a_sandbox_deleted_while_it_runs_is_reported_with_its_containers(
     docker: Docker, service: HookService
 ) -> None:
     sandbox = docker.run_sandbox()

@@ -56,7 +56,7 @@ NAMED = "k8s_main_p_n_u_0"
         (f"POST http://docker/containers/{ID}/start", Route("start", ID)),
     ],
 )
-def test_requests_for_hooks_are_told_by_method_and_path(
+def test_requests_for_hooks_are_recognised_by_method_and_path(
     request_line: str, found: Route | None
 ) -> None:
     assert route(parse_request(f"{request_line} HTTP/1.1\r\n\r\n".encode("latin-1"))) == found

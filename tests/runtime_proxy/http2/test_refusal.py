@@ -69,7 +69,7 @@ def test_a_client_may_write_in_any_pieces() -> None:
     assert at_once.output == expected
 
 
-def test_a_client_that_is_sent_away_is_told_once_up_to_which_call() -> None:
+def test_a_client_that_is_sent_away_learns_once_the_last_call_that_is_served() -> None:
     refusal = begun()
     refusal.receive(headers(5))
     refusal.output.clear()
@@ -121,7 +121,7 @@ def test_a_header_block_of_256_kib_is_skipped_in_parts() -> None:
         (headers(1) + continuation(1), ErrorCode.PROTOCOL_ERROR, "CONTINUATION without"),
     ],
 )
-def test_a_client_that_breaks_the_protocol_is_told_how(
+def test_a_client_that_breaks_the_protocol_gets_the_reason(
     octets: bytes, code: ErrorCode, what: str
 ) -> None:
     refusal = begun()

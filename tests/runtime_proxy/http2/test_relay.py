@@ -103,7 +103,7 @@ def test_a_last_word_of_the_servers_does_not_overtake_a_refusal() -> None:
     assert call.trailers["x-new"] == "joins the table"
 
 
-def test_an_answered_call_tells_its_message() -> None:
+def test_an_answered_call_carries_its_message() -> None:
     call = Call(HELD, message(10), answer=message(77))
     world = World([call])
     world.run()
@@ -121,7 +121,7 @@ def test_a_message_above_the_limit_is_refused_with_the_runtimes_words() -> None:
     )
 
 
-def test_a_cancelled_call_is_abandoned_and_the_server_told() -> None:
+def test_a_cancelled_call_is_abandoned_and_the_server_notified() -> None:
     call = Call(HELD, message(10))
     world = World([call])
     world.random.random = lambda: 1.0  # type: ignore[method-assign]
@@ -183,7 +183,7 @@ def test_a_client_that_allows_no_header_table_reads_our_refusal() -> None:
     assert call.trailers["grpc-status"] == "2"
 
 
-def test_a_client_that_allows_no_header_table_is_told_that_the_runtime_is_away() -> None:
+def test_a_client_that_allows_no_header_table_learns_that_the_runtime_is_away() -> None:
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.local_settings = h2.settings.Settings(
         client=True, initial_values={h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0}

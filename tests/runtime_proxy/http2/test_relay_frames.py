@@ -382,7 +382,7 @@ def _preface() -> bytes:
         "continuation too big",
     ],
 )
-def test_a_client_that_breaks_the_protocol_is_told_how(octets: bytes, code: ErrorCode) -> None:
+def test_a_client_that_breaks_the_protocol_gets_the_reason(octets: bytes, code: ErrorCode) -> None:
     relay = Relay(intercepted=[HELD], max_message_bytes=1 << 20, clock=lambda: 0.0)
     with pytest.raises(ConnectionFault) as fault:
         relay.from_client(octets)

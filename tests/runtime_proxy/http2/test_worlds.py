@@ -27,7 +27,7 @@ def cut(octets: bytes, rng: random.Random) -> Iterator[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_nothing_is_lost_and_nobody_waits_in_any_world(seed: int) -> None:
+def test_nothing_is_lost_and_no_client_waits_in_any_world(seed: int) -> None:
     World(seed).run(steps=120)
 
 
@@ -100,7 +100,7 @@ def test_our_own_calls_end_once_and_right_with_any_legal_server(seed: int) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_every_legal_client_is_told_that_the_runtime_is_away(seed: int) -> None:
+def test_every_legal_client_learns_that_the_runtime_is_away(seed: int) -> None:
     rng = random.Random(seed)
     client = Peer(rng, client=True)
     refusal = Refusal(Status.unavailable("away"))

@@ -236,7 +236,7 @@ def ends_and_comes_back(end: Callable[[int], None]) -> None:
     wait_until(lambda: is_another(before), "systemd started another one", timeout_s=60)
 
 
-def test_a_killed_proxy_comes_back_and_nobody_is_refused(proxy: Path) -> None:
+def test_a_killed_proxy_comes_back_and_no_client_is_refused(proxy: Path) -> None:
     ends_and_comes_back(lambda number: os.kill(number, signal.SIGKILL))
 
 

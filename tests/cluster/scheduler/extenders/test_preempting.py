@@ -195,7 +195,7 @@ def test_budget_violations_that_an_extender_counts_make_a_node_dearer() -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"NodeNameToMetaVictims": None}, _metas()])
-def test_without_a_node_that_an_extender_agrees_to_nobody_is_evicted(answer: Tree) -> None:
+def test_without_a_node_that_an_extender_agrees_to_no_pod_is_evicted(answer: Tree) -> None:
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
         await _answered(bed)
         assert bed.evicted() == []
@@ -230,7 +230,7 @@ _BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("problem", _BAD)
 @pytest.mark.parametrize("ignorable", [True, False])
-def test_an_answer_beyond_the_rules_evicts_nobody(problem: str, ignorable: bool) -> None:
+def test_an_answer_beyond_the_rules_evicts_no_pod(problem: str, ignorable: bool) -> None:
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
         await _answered(bed)
         if ignorable:
@@ -268,7 +268,7 @@ def test_what_changes_while_an_extender_is_asked(status: int) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_room_that_becomes_free_meanwhile_is_taken_and_nobody_is_evicted(asked: bool) -> None:
+def test_room_that_becomes_free_meanwhile_is_taken_and_no_pod_is_evicted(asked: bool) -> None:
     """asked: whether it becomes free while the extender is asked, or before that."""
 
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
@@ -283,7 +283,7 @@ def test_room_that_becomes_free_meanwhile_is_taken_and_nobody_is_evicted(asked: 
     _play(_as_proposed, scenario)
 
 
-def test_a_pod_that_is_edited_meanwhile_evicts_nobody_for_what_it_was() -> None:
+def test_a_pod_that_is_edited_meanwhile_evicts_no_pod_for_what_it_was() -> None:
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
         bed.pods["new"]["spec"]["nodeSelector"] = {"disk": "none"}
         bed.change("new")

@@ -181,7 +181,7 @@ def test_which_domain_is_freed(
         ),
     ],
 )
-def test_a_gang_that_fits_into_no_domain_evicts_nobody(
+def test_a_gang_that_fits_into_no_domain_evicts_no_pod(
     nodes: dict[str, tuple[str, tuple[int, ...]]], gather: str, remark: str
 ) -> None:
     bed = _Network(nodes)
@@ -192,7 +192,7 @@ def test_a_gang_that_fits_into_no_domain_evicts_nobody(
     assert remark in bed.messages["g0"]
 
 
-def test_without_a_topology_nobody_is_evicted() -> None:
+def test_without_a_topology_no_pod_is_evicted() -> None:
     bed = Bed(_CONFIGURATION)
     bed.node("a0", 4)
     bed.pod("low", 4, 1, node="a0")
@@ -321,7 +321,7 @@ _NODES = st.lists(st.tuples(st.sampled_from(["s1", "s2", "t1"]), _PODS), min_siz
     how=st.sampled_from(["rack", "spine", "NodeTopologyLayer"]),
     multiple=st.sampled_from([1, 1, 2]),
 )
-def test_a_domain_is_freed_if_there_is_one_and_nobody_is_evicted_in_vain(
+def test_a_domain_is_freed_if_there_is_one_and_no_pod_is_evicted_in_vain(
     nodes: list[tuple[str, list[int]]],
     members: int,
     cpu: int,

@@ -68,7 +68,7 @@ def test_victims_are_evicted_for_all_members_at_once_and_each_gets_its_node() ->
     assert len(bed.core.scheduling.nominator) == 0
 
 
-def test_a_gang_that_does_not_fit_even_then_evicts_nobody() -> None:
+def test_a_gang_that_does_not_fit_even_then_evicts_no_pod() -> None:
     bed = _bed()
     names = _gang(bed, 4, 3)
     bed.run()
@@ -291,7 +291,7 @@ def test_once_the_victims_are_gone_the_whole_gang_is_bound(
     assert all(amount <= 6 for amount in used.values())
 
 
-def test_a_gang_that_needs_a_member_with_scheduling_gates_evicts_nobody_until_they_open() -> None:
+def test_a_gang_that_needs_a_member_with_scheduling_gates_evicts_no_pod_until_they_open() -> None:
     bed = _bed()
     for name in ("g0", "g1"):
         bed.pod(name, 4, 10, gang=3)

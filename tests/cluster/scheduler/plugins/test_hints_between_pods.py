@@ -144,7 +144,7 @@ def test_a_pod_that_could_be_placed_is_always_woken(seed: int) -> None:
     assert asleep > helped
 
 
-def test_a_pod_of_another_kind_wakes_nobody() -> None:
+def test_a_pod_of_another_kind_wakes_no_pod() -> None:
     cluster = _Cluster(1)
     other = decode_scheduling_pod(
         b'{"metadata":{"name":"x","namespace":"elsewhere","uid":"x","labels":{"app":"a"}},'

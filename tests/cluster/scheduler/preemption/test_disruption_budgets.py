@@ -73,7 +73,7 @@ def test_a_budget_is_found_by_its_present_selector_alone() -> None:
     assert budgets.violating(pods) == frozenset()
 
 
-def test_evictions_count_until_the_status_is_written_anew() -> None:
+def test_evictions_count_until_the_status_is_written_again() -> None:
     budgets = DisruptionBudgets()
     budget = _budget("one", "a", 1)
     budgets.set(budget)

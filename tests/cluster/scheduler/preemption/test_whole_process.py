@@ -258,7 +258,7 @@ def test_victims_that_wait_for_one_gang_all_give_their_nodes_back_and_none_is_de
     assert bed.node_of("new") == "a"
 
 
-def test_a_member_that_needs_others_evicts_nobody_by_itself() -> None:
+def test_a_member_that_needs_others_evicts_no_pod_by_itself() -> None:
     bed = _full()
     bed.pod("g0", 2, 10, gang=2)
     bed.pod("g1", 9, 10, gang=2)

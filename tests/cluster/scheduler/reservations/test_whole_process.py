@@ -88,7 +88,7 @@ _BAD_EDITS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("edit", _BAD_EDITS)
 @pytest.mark.parametrize("outcome", ["bound", "refused", "deleted", "ended"])
-def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_nobody_its_room(
+def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_no_pod_its_room(
     edit: dict[str, Any], outcome: str
 ) -> None:
     bed = ReservationBed()

@@ -163,7 +163,7 @@ def test_a_plan_has_the_steps_of_traffic_classes_behind_the_writes_of_files(
     run(test)
 
 
-def test_status_tells_connection_policies_and_values() -> None:
+def test_status_shows_connection_policies_and_values() -> None:
     async def test() -> None:
         async with node() as n:
             n.put(SLO, node_object("1.25"))

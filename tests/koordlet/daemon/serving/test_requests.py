@@ -80,7 +80,7 @@ def test_what_kubelet_asked_for_is_known_after_a_restart() -> None:
     run(test)
 
 
-def test_a_pod_grows_with_its_container_where_only_the_runtime_tells() -> None:
+def test_a_pod_grows_with_its_container_where_only_the_runtime_reports_it() -> None:
     """The runtime reports a pod's own values only at its start."""
 
     async def test() -> None:

@@ -168,7 +168,7 @@ def test_files_stay_open_and_follow_the_groups() -> None:
     assert len(files.opened) == 6
 
 
-def test_another_tree_of_cgroups_is_opened_anew() -> None:
+def test_another_tree_of_cgroups_is_opened_again() -> None:
     _, rounds, files = scripted()
     rounds.next()
     layout = rounds.targets.layout

@@ -176,7 +176,7 @@ def test_of_two_pods_with_one_address_the_newest_has_it() -> None:
     assert _of(*pods).members == _of(*reversed(pods)).members == {"10.0.0.1": BE}
 
 
-def test_a_pod_on_the_nodes_network_is_told_apart_by_its_group() -> None:
+def test_a_pod_on_the_nodes_network_is_classified_by_its_group() -> None:
     shared = replace(_pod("a", "BE"), host_network=True)
     limited = replace(_pod("b", "BE", limits=_OWN), host_network=True)
     wanted = _of(

@@ -118,7 +118,7 @@ def test_a_bad_annotation_is_a_fault_of_the_pod() -> None:
 @pytest.mark.parametrize(
     ("no_group", "lacking"), [("", "its status has no address yet"), ("no cgroup", "no cgroup")]
 )
-def test_a_pod_whose_packets_cannot_be_told_apart_says_why(no_group: str, lacking: str) -> None:
+def test_a_pod_whose_packets_cannot_be_classified_says_why(no_group: str, lacking: str) -> None:
     on_node = _pod("a", host_network=bool(no_group))
     (place,) = _placed(PodOnNetwork(on_node, no_group=no_group))
     assert (place.minor, place.shared, place.lacking) == (SYSTEM, LS, lacking)
