@@ -78,6 +78,11 @@ sets of all best-effort cgroups more often on a noisy node."""
 _HOLD_S: Final = 10.0
 """Chosen: without a measurement the last decision stays for so long. A restart of a collector is
 shorter; a node that is not measured must not stay suppressed for ever."""
+_LIFTED_AHEAD_S: Final = 2.0
+"""On cgroup v1, between the moment from which no container is created with a quota of its own and
+the first common quota. Chosen: a runtime writes the quota of a reply within a second, busy nodes
+included. v1 refuses one above the parent's, and the container would not start. Twice the value
+delays the first suppression by two seconds more."""
 
 _SLO: Final = "NodeSLO spec.resourceUsedThresholdWithBE"
 _ROOT: Final = QosSubject(KubeQoS.BESTEFFORT, "").key
@@ -136,6 +141,7 @@ class State(msgspec.Struct, frozen=True):
     cpus, quota_us: in force; no CPUs and UNLIMITED while that policy is not used. fewer, more:
     steps in a row that asked for less or more CPUs than `cpus`. terms: the amount that led to
     what is in force. basis: of the last step's claims on CPU sets, None without such claims.
+    lifted_at: since when best-effort pods lose quotas of their own before the first common one.
     measured_at, last: of the last step that had measurements.
     """
 
@@ -145,6 +151,7 @@ class State(msgspec.Struct, frozen=True):
     more: int = 0
     terms: str = ""
     basis: Basis | None = None
+    lifted_at: float | None = None
     measured_at: float = 0.0
     last: Verdict = Verdict()
 
@@ -438,20 +445,32 @@ def _by_quota(
     milli: int | None = None,
     degraded: str = "",
 ) -> tuple[State, Verdict]:
-    """milli: what to leave, if it is not the amount."""
+    """milli: what to leave at once, if it is not the amount."""
+    pool = Standing()
+    if not situation.inputs.settings.gate("BECPUManager", default=False):
+        pool = _pool_claims(owners, situation)
+    source = _SLO + ".cpuSuppressPolicy"
+    lifted = lifted_below(
+        situation, NAME, "the quota of all best-effort pods holds this one", source
+    )
+    lifted_at = situation.now if state.lifted_at is None else state.lifted_at
+    if (
+        milli is None
+        and lifted.by_class
+        and state.quota_us == UNLIMITED
+        and situation.now - lifted_at < _LIFTED_AHEAD_S
+    ):
+        # Containers that the runtime is creating still have a quota of their own.
+        summary = f"best-effort pods lose their own quotas, then they get one together: {amount}"
+        verdict = Verdict(standing=merged([pool, lifted]), summary=summary)
+        return State(lifted_at=lifted_at), verdict
     wanted = amount.milli if milli is None else milli
     quota_us = next_quota(wanted, state.quota_us, situation.node.cpu_milli)
     changed = quota_us != state.quota_us
     terms = str(amount) if changed else state.terms
     cores = quota_us / (1000 * _US_PER_MILLI)
     reason = f"suppressed to {cores:g} cores by quota: {terms}"
-    source = _SLO + ".cpuSuppressPolicy"
     claim = _claim(Resource.CPU_CFS_QUOTA, quota_us, reason, source, degraded=degraded)
-    pool = Standing()
-    if not situation.inputs.settings.gate("BECPUManager", default=False):
-        pool = _pool_claims(owners, situation)
-    held = "the quota of all best-effort pods holds this one"
-    lifted = lifted_below(situation, NAME, held, source)
     standing = merged([pool, Standing({_ROOT: (claim,)}), lifted])
     notes: tuple[Note, ...] = ()
     if changed:

@@ -96,6 +96,10 @@ def reserving(reservation: Mapping[str, Any]) -> NodeInputs:
     return node(annotations={ANNOTATION_NODE_RESERVATION: json.dumps(reservation)})
 
 
+LIFTED = State(lifted_at=0.0)
+"""Best-effort pods have no quotas of their own any more."""
+
+
 def on(text: str) -> State:
     return State(cpus=CpuSet.parse(text), measured_at=999.0)
 
@@ -428,7 +432,7 @@ def test_without_a_free_cpu_the_least_quota_holds_best_effort_pods() -> None:
 
 
 def test_without_a_topology_a_quota_takes_the_place_of_the_set() -> None:
-    _, verdict = step(State(), at(topology=()))
+    _, verdict = step(LIFTED, at(topology=()))
     assert quota_of(verdict) == 340_000
     assert "topology" in verdict.summary
 
@@ -515,11 +519,12 @@ def test_quotas_of_the_worked_examples(milli: int, present: int, quota: int) -> 
 
 def test_the_quota_policy_claims_a_quota_and_keeps_best_effort_off_lse_cpus() -> None:
     by_quota = slo(cpuSuppressPolicy="cfsQuota")
-    state, verdict = step(on("0,8"), at(9.0, 6.0, 2.0, slo=by_quota))
+    before = msgspec.structs.replace(on("0,8"), lifted_at=0.0)
+    state, verdict = step(before, at(9.0, 6.0, 2.0, slo=by_quota))
     assert quota_of(verdict) == 340_000 and not state.cpus
     assert [claim.resource for claim in verdict.standing.of(ROOT)] == [QUOTA]
     assert verdict.gauges["be_suppress_cpu_cores", (("type", "cfsQuota"),)] == 3.4
-    _, verdict = step(State(), at(9.0, 6.0, 2.0, lse("a", "0-3"), slo=by_quota))
+    _, verdict = step(LIFTED, at(9.0, 6.0, 2.0, lse("a", "0-3"), slo=by_quota))
     assert quota_of(verdict) == 340_000
     assert str(cpus_of(verdict.standing, ROOT)) == "4-15"
     assert str(cpus_of(verdict.standing, PodSubject(BATCH))) == "4-15"
@@ -530,7 +535,7 @@ def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
     by_quota = slo(cpuSuppressPolicy="cfsQuota")
     for kernel, lifted in ((KernelFacts(supported=EVERYTHING), True), (V2, False)):
         situation = at(slo=by_quota, inputs=node(kernel=kernel))
-        state, verdict = step(State(), situation)
+        state, verdict = step(LIFTED, situation)
         container = ContainerSubject(pod=BATCH, name="main", id="c1")
         for subject in (PodSubject(BATCH), container):
             values = [c.value for c in verdict.standing.of(subject) if c.resource is QUOTA]
@@ -540,6 +545,29 @@ def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
             "best-effort quota unlimited -> 340000 µs"
         ]
         assert not step(state, situation)[1].notes
+
+
+def test_on_v1_no_quota_falls_before_containers_being_created_have_lost_theirs() -> None:
+    """A reply of a moment ago still has a quota, and the kernel refuses one above the parent's."""
+    by_quota = slo(cpuSuppressPolicy="cfsQuota")
+    state, quotas = State(), []
+    for now in (1000.0, 1001.0, 1001.9, 1002.0, 1003.0):
+        state, verdict = step(state, at(slo=by_quota, now=now))
+        quotas.append(quota_of(verdict))
+        lifted = verdict.standing.of(ContainerSubject(pod=BATCH, name="main", id="c1"))
+        assert [claim.value for claim in lifted if claim.resource is QUOTA] == [UNLIMITED]
+    assert quotas == [None, None, None, 340_000, 340_000]
+    _, verdict = step(State(), at(slo=by_quota, inputs=node(kernel=V2), now=1000.0))
+    assert quota_of(verdict) == 340_000, "v2 takes any quota"
+
+
+def test_on_v1_the_lead_begins_again_after_suppression_was_off() -> None:
+    by_quota = slo(cpuSuppressPolicy="cfsQuota")
+    state, verdict = step(LIFTED, at(slo=by_quota, now=1000.0))
+    assert quota_of(verdict) == 340_000
+    state, _ = step(state, at(slo={}, now=1001.0))
+    _, verdict = step(state, at(slo=by_quota, now=1002.0))
+    assert quota_of(verdict) is None
 
 
 # -- off --------------------------------------------------------------------------------------
@@ -563,7 +591,7 @@ def test_be_cpu_manager_owns_the_cpu_sets_but_not_the_quota() -> None:
     _, verdict = step(on("0,8"), at(inputs=inputs))
     assert verdict.standing == Standing() and "BECPUManager" in verdict.summary
     by_quota = slo(cpuSuppressPolicy="cfsQuota")
-    _, verdict = step(State(), at(9.0, 6.0, 2.0, lse("a", "0"), inputs=inputs, slo=by_quota))
+    _, verdict = step(LIFTED, at(9.0, 6.0, 2.0, lse("a", "0"), inputs=inputs, slo=by_quota))
     assert quota_of(verdict) == 340_000 and len(verdict.standing.of(ROOT)) == 1
 
 
@@ -599,8 +627,9 @@ def test_growth_is_limited_over_a_restart_too(
         return f"{len(cpus_of(standing, ROOT))} CPUs" if quota is None else f"{quota} µs"
 
     life = Life(path, STRATEGY, now=1000.0)
-    assert in_force(life.step(at(12.5, 9.5, now=1001.0, slo=about))) == left
-    now = 1001.0 + gap_s
+    life.step(at(12.5, 9.5, now=1001.0, slo=about))
+    assert in_force(life.step(at(12.5, 9.5, now=1003.0, slo=about))) == left
+    now = 1003.0 + gap_s
     life = Life(path, STRATEGY, now=now)
     blind = msgspec.structs.replace(
         at(now=now + 1, slo=about), measurements=a_situation({}).measurements

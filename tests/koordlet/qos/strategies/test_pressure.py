@@ -277,7 +277,7 @@ def test_the_smaller_of_suppression_and_pressure_holds() -> None:
     slo = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressPolicy": "cfsQuota"}}
     used = {Series(Metric.NODE_CPU): 9.0}
     situation = at(50.0, more=used, slo=slo)
-    _, suppressed = cpu_suppress.step(cpu_suppress.State(), situation)
+    _, suppressed = cpu_suppress.step(cpu_suppress.State(lifted_at=0.0), situation)
     for seconds, quota in ((4, 140_000), (13, 100_000)):
         _, squeezed = after(seconds, State(), situation)
         both = merged([suppressed.standing, squeezed.standing])
