@@ -15,6 +15,9 @@ container that stays has a process: every tenth starts a program twice a second,
 Which collectors the machine could carry, what each one's last round took, and why another is
 unavailable, is printed before the figures and after them.
 
+With `--loop-steps` each step of koordlet's event loop is measured (`benchmarks.loop_steps`): the
+daemon is slower then, and its figures do not count.
+
 A line every `--every` minutes: koordlet's share of one core, resident memory and open files, the
 duration of a sampling round, and CreateContainer of both plugins since the line before. The last
 lines: the whole time, and what the run directory has grown to. To reach: 3 % of one core and 120 MB
@@ -37,12 +40,14 @@ from typing import Any, Final
 import psutil
 import yaml
 
+from benchmarks import loop_steps
 from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main
 from benchmarks.whole_daemon import (
     IN_MEMORY,
+    KOORDLET,
     cpu_seconds,
     koordlet,
     node,
@@ -59,6 +64,8 @@ _FIRST: Final = 10_000
 """The number of the first pod that lives and ends, beyond those that stay."""
 _ALIVE: Final = 10
 """Pods beside those that stay: each life ends the oldest of them."""
+_LONG_STEP_S: Final = 0.01
+"""What a step of the event loop is to stay below."""
 _START_S: Final = 10.0
 """The start is not part of the cost."""
 _BUSY: Final = 10
@@ -127,7 +134,10 @@ def main() -> None:
     options = _options()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
-        ours, cost = _koordlet(stack, folder, options.pods, every=options.all_collectors)
+        steps = folder / "steps.json" if options.loop_steps else None
+        ours, cost = _koordlet(
+            stack, folder, options.pods, every=options.all_collectors, steps=steps
+        )
         plugins = [ours]
         if options.other:
             plugins.append(_other(stack, folder, options.other))
@@ -140,6 +150,8 @@ def main() -> None:
         _live(plugins, cost, options)
         if options.all_collectors:
             _collectors(cost.client)
+        if steps is not None:
+            _loop(steps)
         grown = sum(each.stat().st_size for each in (folder / "run").rglob("*") if each.is_file())
         status = cost.client.get("/status")
         print(
@@ -195,8 +207,25 @@ def _collectors(client: Client) -> None:
         print(text + (f": {each['error']}" if each["error"] else ""), flush=True)
 
 
-def _koordlet(stack: ExitStack, folder: Path, count: int, *, every: bool) -> tuple[_Plugin, _Cost]:
-    """every: with all collectors, and a process in each container."""
+def _loop(saved: Path) -> None:
+    """Print the steps of koordlet's event loop, its start included."""
+    steps = loop_steps.read(saved)
+    for what, seconds in (("CPU", steps.cpu), ("elapsed", steps.elapsed)):
+        longer = sum(each > _LONG_STEP_S for each in seconds)
+        print(
+            f"steps of the event loop, {what}: {len(seconds)}, p50"
+            f" {quantile(seconds, 0.5) * 1e6:.0f} us, p99 {quantile(seconds, 0.99) * 1e3:.2f} ms,"
+            f" worst {seconds[-1] * 1e3:.1f} ms, {longer} above {_LONG_STEP_S * 1e3:.0f} ms"
+        )
+    names = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for seconds, name in steps.longest)
+    print(f"    most CPU: {names}", flush=True)
+
+
+def _koordlet(
+    stack: ExitStack, folder: Path, count: int, *, every: bool, steps: Path | None
+) -> tuple[_Plugin, _Cost]:
+    """every: with all collectors, and a process in each container. steps: where the daemon saves
+    the steps of its event loop; None: they are not measured."""
     groups = stack.enter_context(kubepods())
     for part in ("objects", "run"):
         (folder / part).mkdir(mode=0o755)
@@ -226,7 +255,8 @@ def _koordlet(stack: ExitStack, folder: Path, count: int, *, every: bool) -> tup
         stack.enter_context(processes(groups, containers, busy=len(containers) // _BUSY))
     driver = Driver(str(folder / "nri.sock"))
     stack.callback(driver.close)
-    process = stack.enter_context(koordlet(folder, config, log=folder / "log"))
+    code = loop_steps.program(steps, Path(__file__).parents[1]) if steps else KOORDLET
+    process = stack.enter_context(koordlet(folder, config, log=folder / "log", code=code))
     driver.accept()
     driver.synchronize(pods, containers)
     lives = Lives(driver, groups, alive=_ALIVE, first=_FIRST)
@@ -259,6 +289,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=5.0, help="minutes a line (%(default)s)")
     parser.add_argument(
         "--all-collectors", action="store_true", help="run every collector; see above"
+    )
+    parser.add_argument(
+        "--loop-steps", action="store_true", help="measure the event loop; see above"
     )
     return parser.parse_args()
 

@@ -26,7 +26,7 @@ store into a page of the staged requests waits for the disk's journal after each
 _SLEEPS: Final = ("sleep", "infinity")
 _WORKS_A_LITTLE: Final = ("sh", "-c", "while :; do sleep 0.5; done")
 """Starts two processes a second: some milliseconds of CPU, page faults and ended threads."""
-_KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
+KOORDLET = "import sys; from koordlet.main import main; sys.exit(main())"
 
 
 def node(groups: Kubepods, count: int) -> tuple[list[nri.PodSandbox], list[nri.Container]]:
@@ -67,16 +67,22 @@ def processes(
 
 @contextmanager
 def koordlet(
-    folder: Path, config: Mapping[str, Any], *, log: Path, python: str = sys.executable
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    log: Path,
+    python: str = sys.executable,
+    code: str = KOORDLET,
 ) -> Iterator[psutil.Process]:
     """The daemon, configured by a file in `folder`, ended with the block.
 
     python: the interpreter of an environment that has a koordlet, of this checkout or another one.
+    code: the Python program that is the daemon.
     """
     config_file = str(folder / "config.yaml")
     Path(config_file).write_text(yaml.safe_dump(dict(config)))
     with log.open("wb") as file:
-        program = [os.path.abspath(python), "-c", _KOORDLET, "run", "--config", config_file]
+        program = [os.path.abspath(python), "-c", code, "run", "--config", config_file]
         with ended_with_block(
             psutil.Popen(
                 [*DIES_WITH_US, *program],
