@@ -436,6 +436,7 @@ def test_under_ignore_a_dead_server_costs_nothing_and_is_used_again_when_it_is_b
     before = len(service.asked("PreRunPodSandbox"))
     kubelet.run()
     assert len(service.asked("PreRunPodSandbox")) == before + 1
+    assert running.log_text().count("hook answers again") == 1
 
 
 def test_under_fail_a_dead_server_refuses_with_the_documented_error(

@@ -171,12 +171,18 @@ class Stored(Nowhere):
         return self._store.pod(identifier)
 
 
-def test_a_sandboxes_update_that_no_hook_changes_goes_on_as_it_came() -> None:
+@pytest.mark.parametrize(
+    ("changed", "overhead", "resources"),
+    [("resources", 3, 7), ("overhead", 7, 5)],
+)
+def test_a_sandboxes_update_that_no_hook_changes_goes_on_as_it_came(
+    changed: str, overhead: int, resources: int
+) -> None:
+    """What the request names is remembered, and the rest stays."""
     store = Store(NoJournal())
-    store.put_pod(Pod(id="p"))
-    request = cri.UpdatePodSandboxResourcesRequest(
-        pod_sandbox_id="p", resources=cri.LinuxContainerResources(cpu_shares=7)
-    )
+    store.put_pod(Pod(id="p", overhead=Resources(cpu_shares=3), resources=Resources(cpu_shares=5)))
+    request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p")
+    getattr(request, changed).cpu_shares = 7
 
     async def test() -> None:
         servers = HookServers(timeout_s=1, counts=HookCounts(lambda *observed: None))
@@ -195,7 +201,32 @@ def test_a_sandboxes_update_that_no_hook_changes_goes_on_as_it_came() -> None:
     asyncio.run(test())
     pod = store.pod("p")
     assert pod is not None
-    assert pod.resources == Resources(cpu_shares=7)
+    assert pod.overhead == Resources(cpu_shares=overhead)
+    assert pod.resources == Resources(cpu_shares=resources)
+
+
+def test_hooks_that_hang_delay_an_end_no_longer_than_its_limit() -> None:
+    async def test() -> bool:
+        servers = HookServers(timeout_s=1, counts=HookCounts(lambda *observed: None))
+        store = Store(NoJournal())
+        hooks = Hooks(servers=servers, store=store, recovery=Nowhere(), skip_label=("a", "b"))
+        released = asyncio.Event()
+        ended = asyncio.Event()
+
+        async def hang() -> None:
+            await released.wait()
+            ended.set()
+
+        hooks.in_background("p", hang())
+        async with asyncio.timeout(30):
+            await hooks.settle(0.05)
+            hangs = not ended.is_set()
+            released.set()
+            await hooks.settle(30)
+        servers.close()
+        return hangs and ended.is_set()
+
+    assert asyncio.run(test())
 
 
 def test_an_answer_that_is_compressed_is_remembered_too() -> None:

@@ -714,3 +714,32 @@ def test_a_resource_that_no_numa_node_has_any_more_takes_no_columns() -> None:
         assert columns.keys() == {"cpu", "example.com/b"}
     table.forget(row)
     assert table.total.keys() == {"cpu"}
+
+
+def test_nodes_keep_their_columns_when_the_tables_grow() -> None:
+    cluster = NumaCluster()
+
+    def add(number: int) -> int:
+        name = f"n{number}"
+        topology = make_topology(
+            name, cpus=SMALL.cpus(), zones=SMALL_ZONES, policies=["SingleNUMANodePodLevel"]
+        )
+        return cluster.add_node(name, topology)
+
+    first = add(0)
+    cluster.place(cluster.shape({"cpu": "4"}, qos="LSR"), "n0", cpus="0-3")
+    table = cluster.table
+
+    def columns() -> list[Any]:
+        of_zones = [*table.total.values(), *table.free.values()]
+        of_node = [table.policy, table.core_step, table.bound, table.free_cpus, table.status]
+        return [column[first].tolist() for column in (*of_zones, *of_node)]
+
+    before, capacity = columns(), len(table.policy)
+    assert table.free["cpu"][first].sum() < table.total["cpu"][first].sum()
+    last = first
+    for number in range(1, capacity + 2):
+        last = add(number)
+    assert len(table.policy) > capacity
+    assert columns() == before
+    assert table.total["cpu"][last].tolist() == table.total["cpu"][first].tolist()

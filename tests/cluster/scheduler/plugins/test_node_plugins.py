@@ -320,6 +320,32 @@ def test_configured_scores_equal_the_oracle(
                 assert plugin.score_row(shape, tables, row) == raw[row], plugin.name
 
 
+_CORDON = "node.kubernetes.io/unschedulable"
+
+
+@pytest.mark.parametrize(
+    ("toleration", "takes"),
+    [
+        ({"key": _CORDON, "operator": "Exists"}, True),
+        ({"key": _CORDON, "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": _CORDON, "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"operator": "Exists"}, True),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_a_cordoned_node_takes_pods_that_tolerate_the_taint_of_cordoning(
+    toleration: dict[str, str], takes: bool
+) -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("n", unschedulable=True))
+    shape = Shapes().of(make_pod("p", tolerations=[toleration]))
+    plugin = NodeUnschedulable()
+    refuses = plugin.applies(shape, tables) and bool(
+        plugin.filter(shape, tables, np.array([0])).any()
+    )
+    assert refuses is not takes
+
+
 def test_the_worked_example_of_resource_scores() -> None:
     tables = Tables()
     shapes = Shapes()
