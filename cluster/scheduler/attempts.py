@@ -34,7 +34,7 @@ from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.timings import PERMIT, SUCCESS, WAIT
-from cluster.scheduler.cycle.waiting import Attempt, Place
+from cluster.scheduler.cycle.waiting import Attempt, QueueState
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics, Tried
 from cluster.scheduler.placements import of_pod, of_reservation, reference_of
@@ -250,7 +250,7 @@ class Attempts:
     def consulted(self, uid: str, opinion: Opinion | None, error: str = "") -> None:
         """Take what extenders say about a pod, or why they could not be asked."""
         pod = self._asked.pop(uid, None)
-        if pod is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+        if pod is None or self._queue.state_of(uid) is not QueueState.IN_FLIGHT:
             return
         now = self._clock()
         if error:
@@ -402,7 +402,7 @@ class Attempts:
         elif outcome.why in (Why.DELETED, Why.OTHER_UID):
             self._free(pod)
             self.follow(self._permit.gone(placement.uid, now))
-        elif self._queue.place(placement.uid) is Place.IN_FLIGHT:
+        elif self._queue.state_of(placement.uid) is QueueState.IN_FLIGHT:
             _log.warning("%s", outcome.message)
             if outcome.why is Why.LOCKED:
                 self._locked[pod.uid] = placement.node

@@ -313,7 +313,7 @@ class SchedulerCore:
             return None
         uid = pod.metadata.uid
         waits_on = self.attempts.waits_on(uid)
-        place, gate = self.queue.place(uid), self.queue.gate(uid)
+        place, gate = self.queue.state_of(uid), self.queue.gate(uid)
         if pod.spec.node_name:
             state = "bound"
         elif pod.spec.scheduler_name not in self.plugins.profiles:

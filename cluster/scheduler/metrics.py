@@ -10,7 +10,7 @@ from cluster.scheduler.binding.placement import Bound, Outcome
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
 from cluster.scheduler.cycle.timings import Timings
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.table import QuotaTable
@@ -147,8 +147,8 @@ class SchedulerMetrics:
     def _pending(self) -> Iterator[str]:
         name = "scheduler_pending_pods"
         yield head_lines(name, "Pods without a node, by where they wait.")
-        for place in Place:
-            if place is not Place.IN_FLIGHT:
+        for place in QueueState:
+            if place is not QueueState.IN_FLIGHT:
                 yield f'{name}{{queue="{place.value}"}} {number_text(self._queue.count(place))}\n'
         name = "scheduler_queue_incoming_pods_total"
         yield head_lines(name, "Pods that came to a place of the queue, by why.", "counter")

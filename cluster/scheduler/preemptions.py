@@ -20,7 +20,7 @@ from cluster.scheduler.cycle.proposals import NeedsRoom, Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.victims import Candidate
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.evictions import Evictions
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
@@ -167,7 +167,7 @@ class Preemptions:
             self._end(uid, nodes)
             return
         needs = self._needing.pop(uid, None)
-        if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+        if needs is None or self._queue.state_of(uid) is not QueueState.IN_FLIGHT:
             return
         diagnosis = needs.diagnosis(self._scheduling.tables.nodes)
         message = f"{diagnosis.text} preemption: {error}"
@@ -176,7 +176,7 @@ class Preemptions:
     def _end(self, uid: str, nodes: Proposals | NotFound) -> None:
         """End the attempt on a pod. nodes: what extenders agree to, or why they are not asked."""
         needs = self._needing.pop(uid, None)
-        if needs is None or self._queue.place(uid) is not Place.IN_FLIGHT:
+        if needs is None or self._queue.state_of(uid) is not QueueState.IN_FLIGHT:
             return
         pod, now = needs.pod, self._clock()
         diagnosis = needs.diagnosis(self._scheduling.tables.nodes)

@@ -46,7 +46,7 @@ from cluster.scheduler.controllers.reservations import (
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.cycle.permit import COSCHEDULING
 from cluster.scheduler.cycle.timings import ERROR, PRE_BIND, SUCCESS
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.cycle.waking import LONGEST_UNSCHEDULABLE_S
 from cluster.scheduler.extenders.consulting import Extenders, needs_nodes
 from cluster.scheduler.extenders.nodes import WholeNode, WholeNodes, decode_whole_node
@@ -516,7 +516,7 @@ class SchedulerProcess(SchedulerCore):
 
     def pending(self) -> Mapping[str, int]:
         """Return how many pods wait, by place."""
-        return {place.value: self.queue.count(place) for place in Place}
+        return {place.value: self.queue.count(place) for place in QueueState}
 
 
 def _identity() -> str:

@@ -1,11 +1,11 @@
 """The scheduling queue: which pod is tried next, and when a refused pod is tried again.
 
-A pod is in one place: active, backing off, unschedulable, gated, or in flight. Active pods leave by
+A pod has one state: active, backing off, unschedulable, gated, or in flight. Active pods leave by
 priority, then by time. Pods of one shape that were refused wait together (`Held`): what plugins
 look at is the same, so one of them is tried for all, and a change of the cluster costs the same for
 ten thousand of them as for one. When that one is placed, the next follows; when it is refused, all
 wait again. Differences from kube-scheduler, which keeps and retries each pod on its own:
-docs/facts/scheduler.md, "The queue". The places themselves: `waiting_pods`; what has refused pods
+docs/facts/scheduler.md, "The queue". The pods by state: `waiting_pods`; what has refused pods
 tried again: `waking`.
 
 No I/O, no clock: `now` is in seconds on a clock that never jumps and begins about 1970, so that it
@@ -33,7 +33,7 @@ from cluster.scheduler.cycle.waiting import (
     Gate,
     Gated,
     Held,
-    Place,
+    QueueState,
 )
 from cluster.scheduler.cycle.waiting_pods import WaitingPods
 from cluster.scheduler.cycle.waking import LONGEST_UNSCHEDULABLE_S, Waking
@@ -59,7 +59,7 @@ class SchedulingQueue(Generic[S]):
         self._entries: dict[str, Entry[S]] = {}
         self._waiting: WaitingPods[S] = WaitingPods()
         self.incoming = self._waiting.incoming
-        """How many pods came to a place: see WaitingPods."""
+        """How many pods came to a state: see WaitingPods."""
         self._in_flight: InFlight[Entry[S]] = InFlight()
         self._waking = Waking(self._waiting, events, self._backoff, longest_unschedulable_s)
         self._attempts = 0
@@ -70,9 +70,9 @@ class SchedulingQueue(Generic[S]):
         """Return how many pods are known, in flight or not."""
         return len(self._entries)
 
-    def count(self, place: Place) -> int:
-        """Return how many pods are at a place."""
-        return len(self._in_flight) if place is Place.IN_FLIGHT else self._waiting.count(place)
+    def count(self, state: QueueState) -> int:
+        """Return how many pods have a state."""
+        return len(self._in_flight) if state is QueueState.IN_FLIGHT else self._waiting.count(state)
 
     def refusing(self) -> Iterator[tuple[str, S, int]]:
         """Yield which plugins hold unschedulable pods back: plugin, shape, count of pods.
@@ -83,16 +83,16 @@ class SchedulingQueue(Generic[S]):
 
     def gated_by(self) -> Iterator[tuple[str, S]]:
         """Yield which plugin keeps each gated pod out, and the pod's shape."""
-        for entry in self._entries.values() if self.count(Place.GATED) else ():
+        for entry in self._entries.values() if self.count(QueueState.GATED) else ():
             if entry.gate is not None:
                 yield entry.gate.plugin, entry.pod.shape
 
-    def place(self, uid: str) -> Place | None:
-        """Return where a pod is; None when it is not known."""
+    def state_of(self, uid: str) -> QueueState | None:
+        """Return the state of a pod; None when it is not known."""
         entry = self._entries.get(uid)
         if entry is None:
             return None
-        return entry.place if entry.held is None else entry.held.place
+        return entry.state if entry.held is None else entry.held.state
 
     def gate(self, uid: str) -> Gated[S] | None:
         """Return what keeps a gated pod out; None for any other pod."""
@@ -144,7 +144,7 @@ class SchedulingQueue(Generic[S]):
             self._admit(entry, now, POD_ADDED)
             return
         before, entry.pod = entry.pod, pod
-        if entry.place is Place.IN_FLIGHT:
+        if entry.state is QueueState.IN_FLIGHT:
             entry.edited = entry.edited or not _alike(before, pod)
         elif entry.gate is not None:
             self._admit(entry, now, GATE_OPENED)
@@ -159,7 +159,7 @@ class SchedulingQueue(Generic[S]):
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
-        if entry.place is Place.IN_FLIGHT:
+        if entry.state is QueueState.IN_FLIGHT:
             self._in_flight.drop(uid)
         else:
             self._waiting.withdraw(entry)
@@ -202,7 +202,7 @@ class SchedulingQueue(Generic[S]):
             entry.attempts += 1
             self._attempts += 1
             entry.order = self._attempts
-            entry.place = Place.IN_FLIGHT
+            entry.state = QueueState.IN_FLIGHT
             self._in_flight.start(entry.pod.uid, entry)
             return Attempt(
                 entry.pod,
@@ -323,7 +323,7 @@ class SchedulingQueue(Generic[S]):
         entry.errors += 1
         entry.since = now
         until = now + self._backoff.after(entry.errors)
-        self._waiting.put(entry, Place.BACKOFF, ATTEMPT_FAILED, until=until)
+        self._waiting.put(entry, QueueState.BACKOFF, ATTEMPT_FAILED, until=until)
 
     def fail_gangs(
         self, uid: str, gangs: Iterable[str], waiting: Iterable[str], now: float
@@ -338,7 +338,7 @@ class SchedulingQueue(Generic[S]):
         late = self._waiting.late(gangs)
         if late is not None:
             members = [entry for gang in gangs for entry in self._waiting.untried_members(gang)]
-            early = [e for e in members if e.place is not Place.BACKOFF or e.until < late]
+            early = [e for e in members if e.state is not QueueState.BACKOFF or e.until < late]
             for entry in early:
                 self._waiting.withdraw(entry)
             self._back_off(early, late, now)
@@ -360,7 +360,7 @@ class SchedulingQueue(Generic[S]):
             self._waiting.withdraw(each)
         until = now + self._backoff.after(max((e.refusals for e in entries.values()), default=0))
         for each in entries.values():
-            self._waiting.put(each, Place.BACKOFF, ATTEMPT_FAILED, until=until)
+            self._waiting.put(each, QueueState.BACKOFF, ATTEMPT_FAILED, until=until)
 
     # --- what makes pods active again ------------------------------------------------------------
 
@@ -379,19 +379,19 @@ class SchedulingQueue(Generic[S]):
 
         Pods that wait together become active together. Gated pods are tested again.
         """
-        before = self.count(Place.ACTIVE)
+        before = self.count(QueueState.ACTIVE)
         for uid in uids:
             entry = self._entries.get(uid)
-            if entry is None or entry.place is Place.IN_FLIGHT:
+            if entry is None or entry.state is QueueState.IN_FLIGHT:
                 continue
             if entry.gate is not None:
                 self._admit(entry, now, ACTIVATED)
             elif entry.held is not None:
                 self._waking.activate_held(entry.held, ACTIVATED)
-            elif entry.place is Place.BACKOFF:
+            elif entry.state is QueueState.BACKOFF:
                 self._waiting.withdraw(entry)
-                self._waiting.put(entry, Place.ACTIVE, ACTIVATED)
-        return self.count(Place.ACTIVE) - before
+                self._waiting.put(entry, QueueState.ACTIVE, ACTIVATED)
+        return self.count(QueueState.ACTIVE) - before
 
     def advance(self, now: float) -> None:
         """Move the pods whose time has come, and those that a change of state helps.
@@ -403,7 +403,7 @@ class SchedulingQueue(Generic[S]):
     # --- gates -----------------------------------------------------------------------------------
 
     def _closed(self, entry: Entry[S]) -> bool:
-        """Gate a pod that is in no place, or gated already, if a gate says so."""
+        """Gate a pod that has no state, or is gated already, if a gate says so."""
         pod = entry.pod
         for gate in self._gates:
             reason = gate.test(pod)
@@ -413,11 +413,11 @@ class SchedulingQueue(Generic[S]):
         return False
 
     def _admit(self, entry: Entry[S], now: float, why: str) -> None:
-        """Put a pod that is gated, or in no place, where it belongs."""
+        """Put a pod that is gated, or has no state, where it belongs."""
         was_gated = entry.gate is not None
         if self._closed(entry):
             if not was_gated:
-                self.incoming[why, Place.UNSCHEDULABLE.value] += 1
+                self.incoming[why, QueueState.UNSCHEDULABLE.value] += 1
             return
         if was_gated:
             self._waiting.withdraw(entry)
@@ -437,17 +437,17 @@ class SchedulingQueue(Generic[S]):
                 self._waking.wake((held,), now, why)
                 self._waiting.count_joined(held, why)
                 return
-        self._waiting.put(entry, Place.ACTIVE, why)
+        self._waiting.put(entry, QueueState.ACTIVE, why)
 
     # --- moves -----------------------------------------------------------------------------------
 
     def _back_off(self, entries: Iterable[Entry[S]], until: float, now: float) -> None:
-        """Have members of a gang that are in no place back off as after an error, until then."""
+        """Have members of a gang that have no state back off as after an error, until then."""
         for entry in entries:
             entry.edited = False
             # They are tried in a row, see `_admit`, after the one that had the error.
             entry.since = now
-            self._waiting.put(entry, Place.BACKOFF, ATTEMPT_FAILED, until=until)
+            self._waiting.put(entry, QueueState.BACKOFF, ATTEMPT_FAILED, until=until)
 
     def _refuse(self, uid: str, plugins: Collection[str], now: float, *, alone: str) -> None:
         landed = self._in_flight.land(uid)

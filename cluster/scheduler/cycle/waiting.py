@@ -23,12 +23,13 @@ TRIED_EARLY: Final = "PopFromBackoffQ"
 WAITED_LONG: Final = "UnschedulableTimeout"
 ACTIVATED: Final = "ForceActivate"
 STATE_CHANGED: Final = "StateChange"
-"""Why a pod comes to a place, in kube-scheduler's words but for the last, which stands for all
+"""Why a pod comes to a state, in kube-scheduler's words but for the last, which stands for all
 changes since a plugin's state was last looked at. Changes of the cluster: `event_name`."""
 
 
-class Place(Enum):
-    """Where a pod is; the values but the last are those of scheduler_pending_pods{queue}."""
+class QueueState(Enum):
+    """What a pod of the queue waits for. The values but the last are those of the label `queue` of
+    the metric scheduler_pending_pods."""
 
     ACTIVE = "active"
     BACKOFF = "backoff"
@@ -95,16 +96,26 @@ class Entry(OrderedItem, Generic[S]):
     """A pod in the queue, or in flight."""
 
     __slots__ = (
-        "attempts", "edited", "entered", "errors", "gate", "held", "order", "place", "pod",
-        "refusals", "since", "until",
+        "attempts",
+        "edited",
+        "entered",
+        "errors",
+        "gate",
+        "held",
+        "order",
+        "pod",
+        "refusals",
+        "since",
+        "state",
+        "until",
     )  # fmt: skip
 
     def __init__(self, pod: PendingPod[S], now: float) -> None:
         super().__init__()
         self.pod = pod
-        self.place = Place.GATED
+        self.state = QueueState.GATED
         self.held: Held[S] | None = None
-        """The pods that it waits with; `place` is theirs then."""
+        """The pods that it waits with; `state` is theirs then."""
         self.gate: Gated[S] | None = None
         self.since = min(pod.created, now)
         """Orders pods of one priority: creation, passing the gates or the last refusal."""
@@ -128,16 +139,24 @@ class Held(OrderedItem, Generic[S]):
     """Refused pods that wait, and are tried, together: of one shape, priority and gang."""
 
     __slots__ = (
-        "joined", "key", "linked", "order", "place", "pods", "probes", "refusals", "refused_at",
+        "joined",
+        "key",
+        "linked",
+        "order",
+        "pods",
+        "probes",
+        "refusals",
+        "refused_at",
+        "state",
     )  # fmt: skip
 
     def __init__(self, key: HeldKey) -> None:
         super().__init__()
         self.key = key
         self.pods: OrderedDict[str, Entry[S]] = OrderedDict()
-        self.place = Place.UNSCHEDULABLE
+        self.state = QueueState.UNSCHEDULABLE
         self.joined = 0
-        """Of the pods, those that are not counted as come to `place` yet."""
+        """Of the pods, those that are not counted as come to `state` yet."""
         self.probes: tuple[tuple[PendingPod[S], frozenset[str]], ...] = ()
         """The pods whose refusals hold these up, with the plugins that refused. One, except where
         several members of a gang were refused."""

@@ -1,8 +1,8 @@
-"""The pods that wait, by place: active, backing off, unschedulable or gated.
+"""The pods that wait, by state: active, backing off, unschedulable or gated.
 
-Each place is sorted by what is taken first. Refused pods of one shape form a group (`Held`), which
-moves as a whole. Indexes answer which groups a plugin refused, and where the members of a gang are.
-When and why a pod moves is decided by `queue`.
+The pods of a state are sorted by what is taken first. Refused pods of one shape form a group
+(`Held`), which moves as a whole. Indexes answer which groups a plugin refused, and where the
+members of a gang are. When and why a pod moves is decided by `queue`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from cluster.scheduler.cycle.ordered import Ordered
-from cluster.scheduler.cycle.waiting import Entry, Gated, Held, HeldKey, Place
+from cluster.scheduler.cycle.waiting import Entry, Gated, Held, HeldKey, QueueState
 from cluster.scheduler.tables.pending import Shape
 
 S = TypeVar("S", bound=Shape)
 
 
 class WaitingPods(Generic[S]):
-    """Pods, each alone (`Entry`) or with others of its shape (`Held`), at their places."""
+    """Pods, each alone (`Entry`) or with others of its shape (`Held`), by state."""
 
     def __init__(self) -> None:
         self.active: Ordered[Entry[S] | Held[S]] = Ordered()
@@ -29,7 +29,7 @@ class WaitingPods(Generic[S]):
         self.failed: Ordered[Entry[S]] = Ordered()
         """Backing off after an error, by the end of that."""
         self.incoming: Counter[tuple[str, str]] = Counter()
-        """How many pods came to a place, by why and by the place's name in kube-scheduler, where
+        """How many pods came to a state, by why and by the state's name in kube-scheduler, where
         gated pods are among the unschedulable ones."""
         self._held: dict[HeldKey, Held[S]] = {}
         self._held_of_gang: dict[str, dict[Held[S], None]] = {}
@@ -38,13 +38,13 @@ class WaitingPods(Generic[S]):
         self._refused_by: dict[str, dict[Held[S], None]] = {}
         """Plugin -> unschedulable pods that it refused."""
         self._gated_news: dict[str, Gated[S]] = {}
-        self._counts = dict.fromkeys(Place, 0)
+        self._counts = dict.fromkeys(QueueState, 0)
 
     # --- what is where ---------------------------------------------------------------------------
 
-    def count(self, place: Place) -> int:
-        """Return how many pods are at a place, which is not IN_FLIGHT."""
-        return self._counts[place]
+    def count(self, state: QueueState) -> int:
+        """Return how many pods have a state, which is not IN_FLIGHT."""
+        return self._counts[state]
 
     def refusing(self) -> Iterator[tuple[str, S, int]]:
         """Yield which plugins hold unschedulable pods back: plugin, shape, count of pods.
@@ -63,7 +63,7 @@ class WaitingPods(Generic[S]):
 
     def unschedulable(self) -> list[Held[S]]:
         """Return all unschedulable groups."""
-        return [held for held in self._held.values() if held.place is Place.UNSCHEDULABLE]
+        return [held for held in self._held.values() if held.state is QueueState.UNSCHEDULABLE]
 
     def groups(self, gang: str) -> Collection[Held[S]]:
         """Return the groups of refused members of a gang, wherever they are."""
@@ -78,7 +78,7 @@ class WaitingPods(Generic[S]):
         """Yield the members of a gang that are active or back off: they will be tried."""
         yield from self.singles(gang)
         for held in self.groups(gang):
-            if held.place is not Place.UNSCHEDULABLE:
+            if held.state is not QueueState.UNSCHEDULABLE:
                 yield from held.pods.values()
 
     def untried(self, gangs: Iterable[str]) -> int:
@@ -88,7 +88,7 @@ class WaitingPods(Generic[S]):
             + sum(
                 len(held.pods)
                 for held in self.groups(gang)
-                if held.place is not Place.UNSCHEDULABLE
+                if held.state is not QueueState.UNSCHEDULABLE
             )
             for gang in gangs
         )
@@ -102,7 +102,7 @@ class WaitingPods(Generic[S]):
             entry.until
             for gang in gangs
             for entry in self.singles(gang)
-            if entry.place is Place.BACKOFF
+            if entry.state is QueueState.BACKOFF
         )
         return max(ends, default=None)
 
@@ -115,21 +115,21 @@ class WaitingPods(Generic[S]):
     # --- moves -----------------------------------------------------------------------------------
 
     def put_gated(self, entry: Entry[S], gated: Gated[S]) -> None:
-        """Gate a pod that is in no place, or is gated already."""
+        """Gate a pod that has no state, or is gated already."""
         if entry.gate is None:
-            self._counts[Place.GATED] += 1
+            self._counts[QueueState.GATED] += 1
         if entry.gate is None or entry.gate.reason != gated.reason:
             self._gated_news[entry.pod.uid] = gated
         entry.gate = gated
-        entry.place = Place.GATED
+        entry.state = QueueState.GATED
 
-    def put(self, entry: Entry[S], place: Place, why: str, *, until: float = 0.0) -> None:
-        """Make a pod that is in no place active, or have it back off after an error until then."""
+    def put(self, entry: Entry[S], state: QueueState, why: str, *, until: float = 0.0) -> None:
+        """Make a pod that has no state active, or have it back off after an error until then."""
         pod = entry.pod
-        entry.place = place
-        self._counts[place] += 1
-        self.incoming[why, place.value] += 1
-        if place is Place.ACTIVE:
+        entry.state = state
+        self._counts[state] += 1
+        self.incoming[why, state.value] += 1
+        if state is QueueState.ACTIVE:
             self.active.push((-pod.priority, entry.since, pod.gang), entry)
         else:
             entry.until = until
@@ -138,7 +138,7 @@ class WaitingPods(Generic[S]):
             self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
 
     def hold(self, entry: Entry[S], *, alone: str = "") -> Held[S]:
-        """Add a pod that is in no place to those that it waits with; these keep their place.
+        """Add a pod that has no state to those that it waits with; these keep their state.
 
         alone: the UID of the pod, if it waits with no others.
         """
@@ -150,34 +150,34 @@ class WaitingPods(Generic[S]):
             if pod.gang:
                 self._held_of_gang.setdefault(pod.gang, {})[held] = None
         entry.edited = False
-        entry.place = Place.UNSCHEDULABLE
+        entry.state = QueueState.UNSCHEDULABLE
         entry.held = held
         held.pods[pod.uid] = entry
         held.joined += 1
         held.refusals = max(held.refusals, entry.refusals)
-        self._counts[held.place] += 1
+        self._counts[held.state] += 1
         return held
 
     def count_joined(self, held: Held[S], why: str) -> None:
-        """Count the pods that were added to a group as come to its place."""
-        self.incoming[why, held.place.value] += held.joined
+        """Count the pods that were added to a group as come to its state."""
+        self.incoming[why, held.state.value] += held.joined
         held.joined = 0
 
-    def move(self, held: Held[S], place: Place, why: str, *, until: float = 0.0) -> None:
-        """Move a group from where it is to `place`. until: the end of its back-off, if it is that.
+    def move(self, held: Held[S], state: QueueState, why: str, *, until: float = 0.0) -> None:
+        """Move a group from where it is to `state`. until: the end of its back-off, if it is that.
 
         Among the unschedulable, it is found under the plugins of its `probes`.
         """
-        self._counts[held.place] -= len(held.pods)
-        self._counts[place] += len(held.pods)
-        self.incoming[why, place.value] += held.joined if held.place is place else len(held.pods)
+        self._counts[held.state] -= len(held.pods)
+        self._counts[state] += len(held.pods)
+        self.incoming[why, state.value] += held.joined if held.state is state else len(held.pods)
         held.joined = 0
         self._unlink(held)
-        held.place = place
+        held.state = state
         gang, _, priority, _ = held.key
-        if place is Place.ACTIVE:
+        if state is QueueState.ACTIVE:
             self.active.push((-priority, held.refused_at, gang), held)
-        elif place is Place.BACKOFF:
+        elif state is QueueState.BACKOFF:
             self.refused.push((until, -priority, gang), held)
         else:
             held.linked = tuple({plugin for _, plugins in held.probes for plugin in plugins})
@@ -185,22 +185,22 @@ class WaitingPods(Generic[S]):
                 self._refused_by.setdefault(plugin, {})[held] = None
 
     def withdraw(self, entry: Entry[S]) -> None:
-        """Take a pod out of the place where it is, which is not in flight."""
+        """Take a pod out of its state, which is not in flight."""
         held, pod = entry.held, entry.pod
         if held is None:
-            self._counts[entry.place] -= 1
+            self._counts[entry.state] -= 1
             if entry.gate is not None:
                 entry.gate = None
                 self._gated_news.pop(pod.uid, None)
                 return
-            (self.active if entry.place is Place.ACTIVE else self.failed).remove(entry)
+            (self.active if entry.state is QueueState.ACTIVE else self.failed).remove(entry)
             if pod.gang:
                 singles = self._single_of_gang[pod.gang]
                 del singles[pod.uid]
                 if not singles:
                     del self._single_of_gang[pod.gang]
             return
-        self._counts[held.place] -= 1
+        self._counts[held.state] -= 1
         entry.held = None
         entry.since = held.refused_at
         entry.refusals = held.refusals
@@ -217,7 +217,7 @@ class WaitingPods(Generic[S]):
 
     def _unlink(self, held: Held[S]) -> None:
         if held.serial:
-            (self.active if held.place is Place.ACTIVE else self.refused).remove(held)
+            (self.active if held.state is QueueState.ACTIVE else self.refused).remove(held)
         for plugin in held.linked:
             groups = self._refused_by[plugin]
             del groups[held]

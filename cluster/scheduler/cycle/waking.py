@@ -23,7 +23,7 @@ from cluster.scheduler.cycle.waiting import (
     WAITED_LONG,
     Backoff,
     Held,
-    Place,
+    QueueState,
 )
 from cluster.scheduler.cycle.waiting_pods import WaitingPods
 from cluster.scheduler.tables.pending import Shape
@@ -118,7 +118,7 @@ class Waking(Generic[S]):
             self.activate_held(ready[1], BACKOFF_OVER)
         while (failed := self._waiting.failed.first()) is not None and failed[0][0] <= now:
             self._waiting.withdraw(failed[1])
-            self._waiting.put(failed[1], Place.ACTIVE, BACKOFF_OVER)
+            self._waiting.put(failed[1], QueueState.ACTIVE, BACKOFF_OVER)
         if self._next_flush is not None and self._next_flush <= now:
             self._flush(now)
 
@@ -141,21 +141,21 @@ class Waking(Generic[S]):
         unschedulable = self._waiting.unschedulable()
         waited = [held for held in unschedulable if held.refused_at <= limit]
         self.wake(waited, now, WAITED_LONG)
-        left = any(held.place is Place.UNSCHEDULABLE for held in unschedulable)
+        left = any(held.state is QueueState.UNSCHEDULABLE for held in unschedulable)
         self._next_flush = now + FLUSH_INTERVAL_S if left else None
 
     # --- moves -----------------------------------------------------------------------------------
 
     def put_unschedulable(self, held: Held[S]) -> None:
         """Have the pods of a group wait until they can be helped."""
-        self._waiting.move(held, Place.UNSCHEDULABLE, ATTEMPT_FAILED)
+        self._waiting.move(held, QueueState.UNSCHEDULABLE, ATTEMPT_FAILED)
         if self._next_flush is None:
             self._next_flush = held.refused_at + FLUSH_INTERVAL_S
 
     def activate_held(self, held: Held[S], why: str) -> None:
         """Make the pods of a group active at once."""
-        if held.place is not Place.ACTIVE:
-            self._waiting.move(held, Place.ACTIVE, why)
+        if held.state is not QueueState.ACTIVE:
+            self._waiting.move(held, QueueState.ACTIVE, why)
 
     def wake(self, groups: Iterable[Held[S]], now: float, why: str) -> int:
         """Move unschedulable pods to where they back off or are active; gangs as a whole."""
@@ -165,7 +165,7 @@ class Waking(Generic[S]):
             asleep = [
                 held
                 for held in (self._waiting.groups(gang) if gang else (first,))
-                if held.place is Place.UNSCHEDULABLE
+                if held.state is QueueState.UNSCHEDULABLE
             ]
             if not asleep:
                 continue
@@ -174,7 +174,7 @@ class Waking(Generic[S]):
             for held in asleep:
                 held.refused_at, held.refusals = refused_at, refusals
                 until = held.refused_at + self._backoff.after(held.refusals)
-                place = Place.ACTIVE if until <= now else Place.BACKOFF
-                self._waiting.move(held, place, why, until=until)
+                state = QueueState.ACTIVE if until <= now else QueueState.BACKOFF
+                self._waiting.move(held, state, why, until=until)
                 moved += len(held.pods)
         return moved

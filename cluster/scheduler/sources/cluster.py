@@ -164,7 +164,7 @@ class ClusterSource:
             self._forget_attempt(uid)
             return
         lost_its_node = old is not None and old.spec.node_name
-        if self._queue.place(uid) is None and uid in self._tables.bookings and not lost_its_node:
+        if self._queue.state_of(uid) is None and uid in self._tables.bookings and not lost_its_node:
             # Our own Binding is newer than this event. A pod loses its node only where the API
             # server's data is restored from a backup.
             return
@@ -182,7 +182,7 @@ class ClusterSource:
             gang=gang,
         )
         promised = self._nominator.node_of(uid)
-        if self._queue.place(uid) is not None:
+        if self._queue.state_of(uid) is not None:
             self._nominator.update(pod)
         elif new.status.nominated_node_name:
             self._nominator.nominate(pod, new.status.nominated_node_name)
@@ -198,7 +198,7 @@ class ClusterSource:
 
         Returns whether its room stays booked, because its binding is under way or has succeeded.
         """
-        if self._queue.place(uid) is not None:
+        if self._queue.state_of(uid) is not None:
             self._follow(self._permit.gone(uid, self._clock()))
             self._forget_attempt(uid)
         return uid in self._tables.bookings

@@ -14,7 +14,7 @@ from cluster.scheduler.cycle.events import (
     Registration,
 )
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Gate, Place, scheduling_gates
+from cluster.scheduler.cycle.waiting import Gate, QueueState, scheduling_gates
 from tests.cluster.scheduler.pending import FakeShape, Pod
 
 Queue = SchedulingQueue[FakeShape]
@@ -56,8 +56,8 @@ def pop(q: Queue, now: float = 0.0) -> str:
 def counts(q: Queue) -> tuple[int, int, int, int]:
     """Active, backing off, unschedulable, gated."""
     return (
-        q.count(Place.ACTIVE),
-        q.count(Place.BACKOFF),
-        q.count(Place.UNSCHEDULABLE),
-        q.count(Place.GATED),
+        q.count(QueueState.ACTIVE),
+        q.count(QueueState.BACKOFF),
+        q.count(QueueState.UNSCHEDULABLE),
+        q.count(QueueState.GATED),
     )

@@ -8,7 +8,7 @@ from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolic
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, EventTable, Registration
 from cluster.scheduler.cycle.permit import Decision, Decisions, Permit, bind_annotations, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
 from cluster.scheduler.tables.gangs import Gangs, Step
 from tests.cluster.scheduler.pending import FakeShape, pending
@@ -45,7 +45,7 @@ class Scheduler:
         return tuple(decision for _ in range(count) for decision in self.step())
 
     def places(self, *uids: str) -> list[str]:
-        places = [self.queue.place(uid) for uid in uids]
+        places = [self.queue.state_of(uid) for uid in uids]
         return ["gone" if place is None else place.value for place in places]
 
 
@@ -199,7 +199,7 @@ def test_a_refused_member_of_a_group_takes_the_other_gangs_with_it() -> None:
     s.add("h", "none", "a")
     decision = one(s.steps(2))
     assert (decision.give_back, decision.held_up) == (("g-0",), ("h-1",))
-    assert s.queue.count(Place.UNSCHEDULABLE) == 3
+    assert s.queue.count(QueueState.UNSCHEDULABLE) == 3
 
 
 @pytest.mark.parametrize(

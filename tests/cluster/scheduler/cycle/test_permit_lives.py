@@ -10,7 +10,7 @@ from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolic
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, EventTable, Registration
 from cluster.scheduler.cycle.permit import Decisions, Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
 from cluster.scheduler.tables.gangs import Gangs, Step
 from tests.cluster.scheduler.pending import FakeShape, Pod, pending
@@ -221,9 +221,9 @@ class GangLife(RuleBasedStateMachine):
     def queue_gangs_and_nodes_agree(self) -> None:
         c = self.cluster
         for uid, pod in c.pods.items():
-            place, step = c.queue.place(uid), c.gangs.step(uid)
+            place, step = c.queue.state_of(uid), c.gangs.step(uid)
             flying = uid in c.waiting or uid in c.binding
-            assert (place is Place.IN_FLIGHT) == flying
+            assert (place is QueueState.IN_FLIGHT) == flying
             assert (place is None) == (uid in c.bound)
             assert (step is None) == (not pod.gang)
             if pod.gang:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.scheduler.cycle.waiting import Backoff, Place
+from cluster.scheduler.cycle.waiting import Backoff, QueueState
 from tests.cluster.scheduler.cycle.queues import (
     FREED,
     TAINT_GONE,
@@ -100,7 +100,7 @@ def test_a_back_off_after_a_refusal_ends_early_when_no_pod_is_active() -> None:
     pop(q)
     q.refuse("refused", {"Fit"}, now=0)
     q.cluster_event(FREED, now=0.1)
-    assert q.place("refused") is Place.BACKOFF
+    assert q.state_of("refused") is QueueState.BACKOFF
     q.add(pending("new", "b", created=0.2), now=0.2)
     assert popped(q, 0.2) == ["new", "refused"]
 

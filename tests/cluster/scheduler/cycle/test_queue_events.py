@@ -18,7 +18,7 @@ from cluster.scheduler.cycle.events import (
 )
 from cluster.scheduler.cycle.in_flight import MOST_EVENTS, InFlight
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.cycle.waking import STATE_INTERVAL_S
 from tests.cluster.scheduler.cycle.queues import (
     FREED,
@@ -115,7 +115,7 @@ def test_a_hint_by_state_is_asked_once_about_many_changes() -> None:
     has_room = True
     now += STATE_INTERVAL_S
     q.advance(now)
-    assert len(asked) == 2 and q.place("a") is Place.ACTIVE
+    assert len(asked) == 2 and q.state_of("a") is QueueState.ACTIVE
 
 
 def test_a_hint_by_state_is_asked_at_once_where_pods_are_excepted() -> None:
@@ -128,7 +128,7 @@ def test_a_hint_by_state_is_asked_at_once_where_pods_are_excepted() -> None:
     # "a" was refused by an attempt before the placement that is taken back.
     assert q.cluster_event(replace(FREED, undoes=q.order("a")), 20.0) == 1
     q.advance(20.0)
-    assert q.place("a") is Place.UNSCHEDULABLE and q.place("b") is Place.ACTIVE
+    assert q.state_of("a") is QueueState.UNSCHEDULABLE and q.state_of("b") is QueueState.ACTIVE
 
 
 def test_after_a_flood_of_changes_a_refused_pod_is_tried_again_without_questions() -> None:
@@ -149,7 +149,7 @@ def test_after_a_flood_of_changes_a_refused_pod_is_tried_again_without_questions
         q.refuse(name, {"Fit"}, 0.0)
         helped = changes > MOST_EVENTS
         assert len(asked) == (0 if helped else MOST_EVENTS)
-        assert q.place(name) is (Place.BACKOFF if helped else Place.UNSCHEDULABLE)
+        assert q.state_of(name) is (QueueState.BACKOFF if helped else QueueState.UNSCHEDULABLE)
         q.remove(name)
 
 
@@ -159,7 +159,7 @@ def test_an_event_during_the_attempt_counts_when_the_pod_is_refused() -> None:
     pop(q)
     q.cluster_event(FREED, now=0)
     q.refuse("a", {"Fit"}, now=0)
-    assert q.place("a") is Place.BACKOFF
+    assert q.state_of("a") is QueueState.BACKOFF
 
 
 def test_an_event_before_the_attempt_does_not_count() -> None:
@@ -171,7 +171,7 @@ def test_an_event_before_the_attempt_does_not_count() -> None:
     pop(q)
     q.cluster_event(TAINT_GONE, now=0)
     q.refuse("a", {"Fit"}, now=0)
-    assert q.place("a") is Place.UNSCHEDULABLE
+    assert q.state_of("a") is QueueState.UNSCHEDULABLE
 
 
 def test_events_are_kept_while_a_pod_is_in_flight_and_bounded() -> None:
@@ -197,11 +197,11 @@ def test_an_unschedulable_pod_is_tried_again_after_five_minutes() -> None:
     pop(q)
     q.refuse("a", {"Fit"}, now=0)
     q.advance(299)
-    assert q.place("a") is Place.UNSCHEDULABLE
+    assert q.state_of("a") is QueueState.UNSCHEDULABLE
     due = q.next_time()
     assert due is not None and 299 < due <= 330
     q.advance(due)
-    assert q.place("a") is Place.ACTIVE
+    assert q.state_of("a") is QueueState.ACTIVE
     assert q.next_time() is None
 
 

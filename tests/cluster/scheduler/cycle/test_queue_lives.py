@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cluster.scheduler.cycle.events import Action, ClusterEvent, EventTable, Registration
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Gate, Place
+from cluster.scheduler.cycle.waiting import Gate, QueueState
 from tests.cluster.scheduler.pending import FakeShape, Pod, pending
 
 SHAPES = ("a", "b", "c")
@@ -102,7 +102,7 @@ class QueueLife(RuleBasedStateMachine):
         active = [
             pod
             for pod in self.known.values()
-            if self.queue.place(pod.uid) is Place.ACTIVE and pod.uid not in self.closed
+            if self.queue.state_of(pod.uid) is QueueState.ACTIVE and pod.uid not in self.closed
         ]
         attempt = self.queue.pop(self.now)
         if attempt is None:
@@ -174,16 +174,16 @@ class QueueLife(RuleBasedStateMachine):
 
     @invariant()
     def each_pod_is_in_one_place_and_is_counted_there(self) -> None:
-        places = {uid: self.queue.place(uid) for uid in self.known}
+        places = {uid: self.queue.state_of(uid) for uid in self.known}
         assert None not in places.values()
         assert len(self.queue) == len(self.known)
-        for place in Place:
+        for place in QueueState:
             there = sorted(uid for uid, other in places.items() if other is place)
             assert self.queue.count(place) == len(there), place
-            if place is Place.IN_FLIGHT:
+            if place is QueueState.IN_FLIGHT:
                 assert there == sorted(self.flying)
         for uid, where in places.items():
-            assert (self.queue.gate(uid) is not None) == (where is Place.GATED)
+            assert (self.queue.gate(uid) is not None) == (where is QueueState.GATED)
 
     @invariant()
     def untried_members_are_those_that_are_active_or_back_off(self) -> None:
@@ -191,7 +191,8 @@ class QueueLife(RuleBasedStateMachine):
             queued = [
                 uid
                 for uid, pod in self.known.items()
-                if pod.gang == gang and self.queue.place(uid) in (Place.ACTIVE, Place.BACKOFF)
+                if pod.gang == gang
+                and self.queue.state_of(uid) in (QueueState.ACTIVE, QueueState.BACKOFF)
             ]
             assert self.queue.untried([gang]) == len(queued)
 
@@ -215,7 +216,9 @@ class QueueLife(RuleBasedStateMachine):
         for uid, pod in self.known.items():
             if uid in self.closed or pod.gang:
                 continue
-            assert pod.shape.name in self.blocked_by, f"{pod} fits, and is {self.queue.place(uid)}"
+            assert pod.shape.name in self.blocked_by, (
+                f"{pod} fits, and is {self.queue.state_of(uid)}"
+            )
         # In the end the flush brings out everything that events did not.
         self.closed.clear()
         self.queue.activate(list(self.known), self.now)

@@ -17,7 +17,7 @@ from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedR
 from cluster.scheduler.cycle import node_search, preemption
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.proposals import NeedsRoom
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.extenders import consulting
 from cluster.scheduler.extenders.consulting import Extenders
 from cluster.scheduler.plugins.contract import Reason
@@ -106,7 +106,7 @@ async def _while_asked(extender: Serving) -> AsyncIterator[None]:
 
 
 async def _answered(bed: Bed) -> None:
-    await eventually(lambda: bed.core.queue.place("u-new") is not Place.IN_FLIGHT)
+    await eventually(lambda: bed.core.queue.state_of("u-new") is not QueueState.IN_FLIGHT)
 
 
 def _metas(**nodes: list[str]) -> Tree:
@@ -199,7 +199,7 @@ def test_without_a_node_that_an_extender_agrees_to_no_pod_is_evicted(answer: Tre
     async def scenario(bed: Bed, extender: Serving, _: Extenders) -> None:
         await _answered(bed)
         assert bed.evicted() == []
-        assert bed.core.queue.place("u-new") is Place.UNSCHEDULABLE
+        assert bed.core.queue.state_of("u-new") is QueueState.UNSCHEDULABLE
         assert bed.messages["new"].startswith("0/2 nodes are available: 2 Insufficient cpu.")
         text = "preemption: extenders agree to none of the nodes that could be freed."
         assert text in bed.messages["new"]
@@ -243,7 +243,7 @@ def test_an_answer_beyond_the_rules_evicts_no_pod(problem: str, ignorable: bool)
         assert f"preemption: extender {extender.url}: the answer to preempt " in message
         assert problem in message
         # Unlike a pod that no change helps, it is tried again after its back-off.
-        assert bed.core.queue.place("u-new") is Place.BACKOFF
+        assert bed.core.queue.state_of("u-new") is QueueState.BACKOFF
         extender.answers["preempt"] = _as_proposed
         bed.run(20.0)
         await _answered(bed)
@@ -289,7 +289,7 @@ def test_a_pod_that_is_edited_meanwhile_evicts_no_pod_for_what_it_was() -> None:
         bed.change("new")
         await _answered(bed)
         assert bed.evicted() == []
-        assert bed.core.queue.place("u-new") is Place.ACTIVE
+        assert bed.core.queue.state_of("u-new") is QueueState.ACTIVE
 
     _play(_as_proposed, scenario)
 
@@ -384,7 +384,7 @@ def test_a_fault_after_the_answer_is_shown_and_the_pod_tried_again(
     bed.core.attempts.preemptions.agreed("u-new", {})
     assert bed.messages["new"] == "RuntimeError: broken"
     assert bed.core.attempts.faults.count == 1
-    assert bed.core.queue.place("u-new") is Place.BACKOFF
+    assert bed.core.queue.state_of("u-new") is QueueState.BACKOFF
     monkeypatch.undo()
     bed.gone("old")
     bed.run(20.0)
@@ -457,7 +457,7 @@ def test_an_extender_that_does_not_answer_is_not_asked_about_each_pod(
         names = [*_others(bed), "new"]
         await eventually(lambda: not extenders._tasks)
         for name in names:
-            assert bed.core.queue.place(f"u-{name}") is Place.BACKOFF
+            assert bed.core.queue.state_of(f"u-{name}") is QueueState.BACKOFF
             assert "preempt: ServerDisconnectedError" in bed.messages[name]
         assert len(extender.asked) == (consulting._AT_ONCE if rest else len(names))
 

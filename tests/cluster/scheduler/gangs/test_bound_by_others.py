@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.beds.core import Bed
 
 
@@ -52,7 +52,7 @@ def test_pods_get_the_room_of_a_waiting_member_that_another_program_binds_elsewh
     here = {"kubernetes.io/hostname": node}
     bed.pod("other", 4, 20, preemptionPolicy="Never", nodeSelector=here)
     assert bed.core.attempts.next(bed.now)
-    assert bed.core.queue.place("u-other") is Place.UNSCHEDULABLE
+    assert bed.core.queue.state_of("u-other") is QueueState.UNSCHEDULABLE
     bed.pods[waits]["spec"]["nodeName"] = "n1" if node == "n0" else "n0"
     bed.change(waits)
     bed.run(10.0)

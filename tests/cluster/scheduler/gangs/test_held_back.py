@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.beds.core import Bed
 
 _CONFIGURATION = """
@@ -55,7 +55,9 @@ def test_a_gang_beyond_its_quota_is_refused_as_a_whole_until_the_quota_grows(gat
     for _ in range(3):
         bed.run(15.0)
         # Neither nodes nor the quota are kept from others.
-        assert {bed.core.queue.place(f"u-{name}") for name in names} == {Place.UNSCHEDULABLE}
+        assert {bed.core.queue.state_of(f"u-{name}") for name in names} == {
+            QueueState.UNSCHEDULABLE
+        }
         assert len(bed.core.tables.bookings) == 0
     assert "Insufficient quotas" in bed.messages["g2"]
     quota["spec"] = {"min": {"cpu": "4"}, "max": {"cpu": "12"}}
@@ -95,7 +97,7 @@ def test_a_gang_is_tried_again_without_the_member_that_held_it_up(ends: str) -> 
         bed.pod(name, 1, 0, gang=2)
     bed.run()
     bed.run(30.0)
-    assert {bed.core.queue.place(f"u-{name}") for name in bed.pods} == {Place.UNSCHEDULABLE}
+    assert {bed.core.queue.state_of(f"u-{name}") for name in bed.pods} == {QueueState.UNSCHEDULABLE}
     assert "default/huge" in bed.messages["a"]
     if ends == "deleted":
         bed.gone("huge")
@@ -118,5 +120,5 @@ def test_members_that_are_too_few_without_the_one_that_held_them_up_say_so() -> 
     bed.run()
     bed.gone("huge")
     bed.run(15.0)
-    assert bed.core.queue.place("u-a") is Place.GATED
+    assert bed.core.queue.state_of("u-a") is QueueState.GATED
     assert "waits until gang default/g has at least 2 pods" in bed.messages["a"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.configuration.files import args, enabled, file
 
@@ -33,4 +33,4 @@ def test_a_pod_is_tried_when_the_report_that_held_it_back_expires(passes: bool) 
     # The report is 180 s old, and the next one is far from now.
     bed.run(11.0)
     assert bed.node_of("web") == ("n" if passes else "")
-    assert bed.core.queue.place("u-web") is (None if passes else Place.UNSCHEDULABLE)
+    assert bed.core.queue.state_of("u-web") is (None if passes else QueueState.UNSCHEDULABLE)

@@ -731,8 +731,14 @@ def test_nodes_keep_their_columns_when_the_tables_grow() -> None:
     table = cluster.table
 
     def columns() -> list[Any]:
-        of_zones = [*table.total.values(), *table.free.values()]
-        of_node = [table.policy, table.core_step, table.bound, table.free_cpus, table.status]
+        of_zones: list[NDArray[Any]] = [*table.total.values(), *table.free.values()]
+        of_node: list[NDArray[Any]] = [
+            table.policy,
+            table.core_step,
+            table.bound,
+            table.free_cpus,
+            table.status,
+        ]
         return [column[first].tolist() for column in (*of_zones, *of_node)]
 
     before, capacity = columns(), len(table.policy)

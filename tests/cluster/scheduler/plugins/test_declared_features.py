@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.making import make_pod
@@ -83,7 +83,7 @@ def test_a_refused_pod_is_tried_again_when_a_node_declares_the_feature() -> None
     assert "1 Preemption is not helpful for scheduling." in bed.messages["p"]
     assert bed.evicted() == []
     bed.run(20.0)
-    assert bed.core.queue.place("u-p") is Place.UNSCHEDULABLE
+    assert bed.core.queue.state_of("u-p") is QueueState.UNSCHEDULABLE
     _show(bed, "MODIFIED", "n", _RESTARTS_ALL)
     bed.run()
     assert bed.node_of("p") == "n"

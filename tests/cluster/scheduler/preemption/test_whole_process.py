@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.scheduler.binding.placement import Refused, Why
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.beds.core import Bed
 
 
@@ -141,7 +141,7 @@ def test_a_nomination_is_read_back_after_a_restart() -> None:
     bed.core.queue.remove("u-new")
     bed.run()
     assert bed.node_of("low") == ""
-    assert bed.core.queue.place("u-low") is Place.UNSCHEDULABLE
+    assert bed.core.queue.state_of("u-low") is QueueState.UNSCHEDULABLE
     # The nomination ends with the pod, and the room is given to the next.
     bed.gone("new")
     bed.run(30.0)

@@ -15,7 +15,7 @@ from cluster.scheduler.cycle.events import NODE, Action, ClusterEvent
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.registrations import registrations
@@ -107,12 +107,12 @@ def test_a_member_that_is_deleted_while_it_waits_leaves_its_room_to_others() -> 
     assert list(bed.tables.bookings) == ["waits"]
     assert bed.writers.bound == []
     assert bed.attempts.next(0.0)
-    assert bed.queue.place("other") is Place.UNSCHEDULABLE
+    assert bed.queue.state_of("other") is QueueState.UNSCHEDULABLE
     bed.attempts.follow(bed.permit.gone("waits", 0.0))
     bed.attempts.forget("waits")
     assert not bed.tables.bookings
     assert bed.attempts.held == 0
-    assert bed.queue.place("other") is not Place.UNSCHEDULABLE
+    assert bed.queue.state_of("other") is not QueueState.UNSCHEDULABLE
     assert bed.attempts.next(2.0)
     assert bed.writers.bound == ["other"]
 
@@ -125,7 +125,7 @@ def test_a_gang_that_is_known_not_to_fit_books_no_node_even_for_a_moment() -> No
     version = bed.tables.nodes.version
     while bed.attempts.next(0.0):
         assert bed.tables.nodes.version == version
-    assert bed.queue.place("member-1") is Place.UNSCHEDULABLE
+    assert bed.queue.state_of("member-1") is QueueState.UNSCHEDULABLE
     # A node that has room for the rest has both tried.
     bed.tables.upsert_node(make_node("m", allocatable={"cpu": "2"}))
     bed.queue.cluster_event(ClusterEvent(NODE, Action.ADD), 0.0)
@@ -142,7 +142,7 @@ def test_a_pod_that_is_gone_before_its_binding_leaves_its_room_to_others(why: Wh
     bed.add("other", "2")
     while bed.attempts.next(0.0):
         pass
-    assert bed.queue.place("other") is Place.UNSCHEDULABLE
+    assert bed.queue.state_of("other") is QueueState.UNSCHEDULABLE
     bed.attempts.bound(bed.writers.placements["first"], Refused(why, "not found"))
     assert not bed.tables.bookings
     assert bed.attempts.next(2.0)

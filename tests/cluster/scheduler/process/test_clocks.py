@@ -11,7 +11,7 @@ import pytest
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.core import SchedulerCore, steady_clock
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from kube.client import Client
 from tests.cluster.scheduler.beds.core import CONFIGURATION, Bed
 
@@ -52,7 +52,7 @@ def test_a_back_off_takes_as_long_as_ever(jump: float) -> None:
     assert placement.name == "new"
     bed.now += jump
     bed.wait(0.5)
-    assert bed.core.queue.place("u-new") is Place.BACKOFF
+    assert bed.core.queue.state_of("u-new") is QueueState.BACKOFF
     bed.wait(0.6)
     assert bed.node_of("new") == "n"
 
@@ -84,11 +84,11 @@ def test_a_changed_namespace_ends_no_back_off() -> None:
     affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     bed.pod("new", 0, 0, affinity=affinity)
     bed.run()
-    assert bed.core.queue.place("u-new") is Place.UNSCHEDULABLE
+    assert bed.core.queue.state_of("u-new") is QueueState.UNSCHEDULABLE
     bed.now += HOUR
     cache = next(each for each in bed.core.caches if each.resource.kind == "Namespace")
     bed.show(cache, "ADDED", {"metadata": {"name": "default", "labels": {"team": "a"}}})
-    assert bed.core.queue.place("u-new") is Place.BACKOFF
+    assert bed.core.queue.state_of("u-new") is QueueState.BACKOFF
     bed.wait(1.1)
     assert bed.node_of("new") == "n"
 

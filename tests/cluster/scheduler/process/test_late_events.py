@@ -46,7 +46,7 @@ def test_a_pod_that_is_given_to_another_scheduler_leaves_the_queue() -> None:
     bed.pod("p", "1")
     assert bed.placed() == {"p": ""}
     bed.pod("large", "9", metadata=_TO_ANOTHER)
-    assert bed.core.queue.place("uid-large") is None
+    assert bed.core.queue.state_of("uid-large") is None
     bed.pod("q", "1")
     bed.pod("q", "1", metadata=_TO_ANOTHER)
     assert bed.placed() == {}

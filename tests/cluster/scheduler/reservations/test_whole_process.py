@@ -125,11 +125,11 @@ def test_a_bad_edit_of_a_reservation_that_is_being_bound_gives_no_pod_its_room(
     else:
         bed.reservation("r", "3", **{**changed, "status": {**pending, "phase": "Failed"}})
     assert bed.placed() == {"other": ""}
-    assert bed.core.queue.place("uid-r") is None
+    assert bed.core.queue.state_of("uid-r") is None
     if outcome == "refused":
         # Corrected, it waits for room again.
         bed.reservation("r", "3", template={"spec": spec}, status=pending)
-        assert bed.core.queue.place("uid-r") is not None
+        assert bed.core.queue.state_of("uid-r") is not None
         bed.pod("other", "2", kind="DELETED")
         assert bed.placed() == {}
         assert [each.name for each in bed.reserved] == ["r"]

@@ -19,7 +19,7 @@ from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.gates import GATES, WITH_EFFECT
 from cluster.scheduler.configuration.loading import load
 from cluster.scheduler.cycle.scheduling import Placed
-from cluster.scheduler.cycle.waiting import Place
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.manifests import config_map, gpu_templates
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.sources.objects import kept_pod, pod_keeper
@@ -277,7 +277,7 @@ def test_the_end_of_a_nomination_by_another_scheduler_wakes_pods(tmp_path: Path,
     process.source.pod_event(Event(Change.ADDED, None, ours))
     while process.attempts.next(1000.0):
         pass
-    assert process.queue.place(ours.metadata.uid) is Place.UNSCHEDULABLE
+    assert process.queue.state_of(ours.metadata.uid) is QueueState.UNSCHEDULABLE
     meta, spec = theirs.metadata, theirs.spec
     event = {
         "unnominated": Event(Change.MODIFIED, nominated, theirs),
@@ -319,9 +319,9 @@ def test_the_end_of_a_nomination_by_another_scheduler_wakes_pods(tmp_path: Path,
     assert process.scheduling.nominator.node_of(theirs.metadata.uid) == ""
     if end == "ours now":
         # It is tried itself, and takes the room.
-        assert process.queue.place(theirs.metadata.uid) is Place.ACTIVE
+        assert process.queue.state_of(theirs.metadata.uid) is QueueState.ACTIVE
     else:
-        assert process.queue.place(ours.metadata.uid) is not Place.UNSCHEDULABLE
+        assert process.queue.state_of(ours.metadata.uid) is not QueueState.UNSCHEDULABLE
 
 
 @pytest.mark.parametrize("on", [True, False])
