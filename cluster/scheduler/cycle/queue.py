@@ -431,6 +431,11 @@ class SchedulingQueue(Generic[S]):
                 # The members of a gang are tried in a row, so that two gangs do not take half of
                 # the nodes each.
                 entry.since = next(iter(singles)).since
+                late = self._waiting.late((gang,))
+                if late is not None and all(e.state is QueueState.BACKOFF for e in singles):
+                    # Alone it would wait on a node until the others are tried again.
+                    self._waiting.put(entry, QueueState.BACKOFF, why, until=late)
+                    return
             elif self._waiting.groups(gang):
                 # Alone it would wait on a node for members that are not tried.
                 held = self._waiting.hold(entry)

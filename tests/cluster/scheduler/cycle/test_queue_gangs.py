@@ -106,6 +106,27 @@ def test_a_gang_backs_off_as_a_whole_after_an_error_of_one_member() -> None:
     assert popped(q, 1.0) == ["g-1", "g-2", "g-3", "g-0"]
 
 
+def test_a_new_or_edited_member_waits_until_its_gang_has_backed_off() -> None:
+    """Tried before the others, it would hold a node until they are tried again."""
+    q = queue()
+    gang_of(q, "g", ["small", "small"])
+    assert [pop(q) for _ in range(2)] == ["g-0", "g-1"]
+    q.fail_gangs("g-1", ["g"], ["g-0"], now=0)
+    q.add(pending("g-2", "small", gang="g"), now=0.1)
+    q.add(pending("g-0", "big", gang="g"), now=0.2)
+    q.add(pending("other", "small"), now=0.3)
+    assert popped(q, 0.9) == ["other"]
+    assert sorted(popped(q, 1.0)) == ["g-0", "g-1", "g-2"]
+
+
+def test_a_new_member_of_a_gang_that_is_being_tried_comes_along() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "small"])
+    assert pop(q) == "g-0"
+    q.add(pending("g-2", "small", gang="g"), now=0.1)
+    assert popped(q, 0.1) == ["g-1", "g-2"]
+
+
 def test_a_gang_waits_for_the_longest_back_off_of_its_members() -> None:
     q = queue()
     gang_of(q, "g", ["small", "big", "small"])
