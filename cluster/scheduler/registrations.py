@@ -24,6 +24,7 @@ from cluster.scheduler.cycle.events import (
 from cluster.scheduler.cycle.opinions import EXTENDER
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA
 from cluster.scheduler.tables.pending import PendingPod
+from cluster.scheduler.tables.reservations.pre_allocation import demand_of
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.volumes.objects import largest_volume
 
@@ -71,10 +72,17 @@ def _other_zones(
     return old is None or old.metadata.labels != new.metadata.labels
 
 
+def _takes_pods_over(pod: PendingPod[PodShape], old: Any, new: Any) -> bool:
+    """Return whether a reserve pod may go where running pods have its room."""
+    return pod.shape.derived(demand_of) is not None
+
+
 _NODE_ADDED: Final = Action.ADD
 _RESERVED: Final = Registration(RESERVATION, Action.ALL)
 """Room may be reserved for the pod from now on, or not reserved for others any more. Reserve pods
 that a pod matches do not count in spread and affinity, nor as load to come."""
+_TAKEN_OVER: Final = Registration(POD, Action.UPDATE_POD_LABEL, _takes_pods_over)
+"""By its labels a pod may be one whose room a Reservation takes over."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     # What an extender looks at is not known.
@@ -91,6 +99,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         _RESERVED,
+        _TAKEN_OVER,
     ),
     "VolumeRestrictions": (
         Registration(NODE, _NODE_ADDED),
@@ -126,6 +135,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         Registration("NodeMetric", Action.ALL),
         _RESERVED,
+        _TAKEN_OVER,
     ),
     "NodeNUMAResource": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
@@ -133,6 +143,8 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         # What pods request counts on nodes with amplified cpu.
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         Registration("NodeResourceTopology", Action.ALL),
+        # The devices that a pod gets decide which NUMA nodes it may use.
+        Registration("Device", Action.ALL),
         _RESERVED,
     ),
     "Coscheduling": (
@@ -142,14 +154,20 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     "SchedulingHint": (Registration(NODE, _NODE_ADDED),),
     "DeviceShare": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_LABEL),
-        Registration(POD, Action.DELETE),
+        Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
         Registration("Device", Action.ALL),
         _RESERVED,
     ),
     "Reservation": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE | Action.UPDATE_NODE_LABEL),
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
+        # It is refused too where a reservation cannot give the pod's CPUs or devices.
+        Registration("NodeResourceTopology", Action.ALL),
+        Registration("Device", Action.ALL),
         _RESERVED,
+        # One that takes no free room waits for such a pod.
+        Registration(POD, Action.ADD, _takes_pods_over),
+        _TAKEN_OVER,
     ),
 }
 

@@ -10,9 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from typing import Final
 
 from apis.core import is_terminated
 from apis.errors import InputError
+from apis.keys import (
+    ANNOTATION_LOAD_ESTIMATED_SCALING_FACTORS,
+    ANNOTATION_LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED,
+    ANNOTATION_LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED,
+)
 from apis.meta import LabelSelector, unix_seconds
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.cycle.events import NODE, POD, RESERVATION, Action, ClusterEvent
@@ -30,6 +36,12 @@ from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from kube.cache import Change, Event, object_key
+
+_ESTIMATES: Final = (
+    ANNOTATION_LOAD_ESTIMATED_SCALING_FACTORS,
+    ANNOTATION_LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED,
+    ANNOTATION_LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED,
+)
 
 
 class ClusterSource:
@@ -150,7 +162,7 @@ class ClusterSource:
             self._tell(POD, Action.ADD, None, new)
         else:
             actions = pod_actions(old, new)
-            if known is not None and _shrinks(known.shape, read.booking.shape):
+            if known is not None and _may_have_less(known, booking):
                 actions |= Action.UPDATE_POD_SCALE_DOWN
             if actions:
                 self._tell(POD, actions, old, new)
@@ -292,12 +304,20 @@ def pod_actions(old: SchedulingPod, new: SchedulingPod) -> Action:
     return actions
 
 
-def _shrinks(before: PodShape, after: PodShape) -> bool:
-    """Return whether a pod requests less of anything than before, or has a lower limit.
+def _may_have_less(known: Booking, booking: Booking) -> bool:
+    """Return whether a pod may take less of its node than before.
 
-    What it is expected to use follows from both.
+    It requests less of anything, or has a lower limit or another annotation about its estimate:
+    what it is expected to use follows from these. Or it has other CPUs, amounts of NUMA nodes or
+    devices, or uses another reservation.
     """
-    return _less(before.requests, after.requests) or _less(before.limits, after.limits)
+    before, after = known.shape, booking.shape
+    return (
+        _less(before.requests, after.requests)
+        or _less(before.limits, after.limits)
+        or known.allocation != booking.allocation
+        or any(before.annotations.get(key) != after.annotations.get(key) for key in _ESTIMATES)
+    )
 
 
 def _less(before: Amounts, after: Amounts) -> bool:

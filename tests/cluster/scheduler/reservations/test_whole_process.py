@@ -355,6 +355,21 @@ def test_which_pods_are_taken_over(
         assert "0/1 nodes are available" in bed.refused["uid-r"]
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_a_reservation_is_tried_when_a_pod_comes_whose_room_it_may_take(required: bool) -> None:
+    bed = ReservationBed()
+    if not required:
+        # It has the room, and becomes one of the owners by its labels.
+        bed.pod("old", "3", node="n")
+    labels = {"scheduling.koordinator.sh/pre-allocation-required": "true"} if required else {}
+    _pre_allocate(bed, "r", "3", labels=labels)
+    assert _taken(bed) == []
+    assert "0/1 nodes are available" in bed.refused["uid-r"]
+    bed.now += 15
+    bed.pod("old", "3", node="n", metadata=_OWNER)
+    assert _taken(bed) == [["old"]]
+
+
 def test_two_reservations_do_not_take_one_pod() -> None:
     bed = ReservationBed()
     bed.pod("a", "2", node="n", metadata=_OWNER)
