@@ -75,7 +75,8 @@ _LASTING: Final = ~sum(bit for failure, bit in _BITS.items() if failure.resolvab
 """Bits of reasons that no freed device would change."""
 _FIRST_MODEL: Final = 1 + len(failures.ALL)
 MOST_MODELS: Final = 32
-"""Unsupported models with a reason of their own; a mask has 62 bits."""
+"""Reasons for models that cannot be shared: with more models, those beyond share the last one. A
+mask has 62 bits."""
 
 
 class DeviceShareFilter(AppliesByShape):
@@ -93,7 +94,7 @@ class DeviceShareFilter(AppliesByShape):
         self._devices = devices
         self._settings = settings
         self._restored = restored
-        self._models = settings.unshareable[:MOST_MODELS]
+        self._models = settings.unshareable
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return requested(pod) is not None
@@ -102,10 +103,12 @@ class DeviceShareFilter(AppliesByShape):
         return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
-        models = (
+        models = [
             Reason(f'model "{model}" of vendor "{vendor}" does not support GPU Share', False)
             for vendor, model in self._models
-        )
+        ]
+        if len(models) > MOST_MODELS:
+            models[MOST_MODELS - 1 :] = [Reason("model does not support GPU Share", False)]
         return (_NO_PROVIDER, *_FAILURES, *models)
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
@@ -190,7 +193,7 @@ class DeviceShareFilter(AppliesByShape):
                 models.ids[rows] == models.known(model)
             )
             if vendors.known(vendor) and models.known(model):
-                mask |= same.astype(np.int64) << (_FIRST_MODEL + number)
+                mask |= same.astype(np.int64) << (_FIRST_MODEL + min(number, MOST_MODELS - 1))
         return mask
 
     def _by_columns(self, request: DeviceRequest, slots: Slots) -> tuple[Mask, Flags]:

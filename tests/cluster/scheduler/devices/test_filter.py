@@ -106,6 +106,18 @@ def test_models_that_cannot_be_shared() -> None:
     assert texts(a_shape({"gpu": 100}), tables, devices, arguments) == [[], []]
 
 
+def test_all_models_that_cannot_be_shared_count() -> None:
+    tables, devices = a_cluster(n1=eight(), n2=eight())
+    arguments = Settings(unshareable=tuple(("nvidia", f"M{number}") for number in range(100)))
+    for node, model in (("n1", "M0"), ("n2", "M99")):
+        labels = {LABEL_GPU_VENDOR: "nvidia", LABEL_GPU_MODEL: model}
+        tables.upsert_node(make_node(node, labels=labels))
+    assert texts(a_shape({"gpu": 50}), tables, devices, arguments) == [
+        ['model "M0" of vendor "nvidia" does not support GPU Share'],
+        ["model does not support GPU Share"],
+    ]
+
+
 def test_a_request_that_no_node_can_meet_refuses_the_pod() -> None:
     tables, devices = a_cluster(n1=eight())
     bad = a_shape({"gpu-core": 50})
