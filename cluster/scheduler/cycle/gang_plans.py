@@ -2,8 +2,8 @@
 
 A gang with too little room is refused at once, so that it takes no node from others. A gang that
 is to be gathered in the network gets a node for each of its pods. A plan is worked out from counts
-of slots and then tried on the tables; where a node takes fewer pods than it counted (exact CPUs and
-devices, pods that keep apart), its slots are corrected and the gang is planned again.
+of slots and then tried on the tables (`plan_trial`); where a domain takes fewer pods than counted,
+its slots are corrected and the gang is planned again.
 
 Where preemption made room for a gathered gang, its members go where they are nominated, if they fit
 there by now. What is promised to other pods is not planned with; what is promised to members is, as
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.gang_order import place_in_gang
 from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
 from cluster.scheduler.cycle.permit import COSCHEDULING, Wanted
+from cluster.scheduler.cycle.plan_trial import PlanTrial, Tried
 from cluster.scheduler.cycle.slots import Room, most_placed, room_of
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.plugins.between_pods.near_pods import same_job
@@ -39,8 +40,8 @@ from cluster.scheduler.tables.tables import Tables
 _MOST_PLANS: Final = 1_000
 """Gangs whose plan is kept. Chosen: a plan lives until its pods were tried, a few milliseconds."""
 _MOST_TRIES: Final = 64
-"""Plans of one gang that are tried on the tables. Each corrects the slots of its nodes, so that two
-or three are enough mostly. Chosen: as many as nodes that one pod is tried on."""
+"""Plans of one gang that are tried on the tables. Each corrects the slots of its domain, so that
+another one is tried next. Chosen: as many as nodes that one pod is tried on."""
 
 NO_TOPOLOGY: Final = "no cluster network topology"
 
@@ -53,6 +54,16 @@ class _NotCarriedOut(NotGathered):
     """Nodes took fewer pods in trials than were counted, and no domain has enough of the rest."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """nodes: of the pods of one gang that were not tried yet, by UID. kinds: their reduced shapes.
+    in_turns: whether it may depend on the order of the pods which nodes take them."""
+
+    nodes: dict[str, str]
+    kinds: Mapping[str, PodShape]
+    in_turns: bool
+
+
 class GangPlans:
     """Looks at a gang as a whole when its first member is to be tried."""
 
@@ -63,21 +74,24 @@ class GangPlans:
         evaluate: Callable[[PodShape], Evaluation],
         network: NetworkTopology | None,
         *,
+        examine: Callable[[PodShape, str], Evaluation | None],
         node_of: Callable[[str], str],
         may_preempt: Callable[[PendingPod[PodShape]], bool] = lambda pod: False,
     ) -> None:
         """checks: by scheduler name, with nominated pods. evaluate: raises Refusal. network: None
-        where no profile is aware of the network; gangs are not gathered then. node_of: the node
+        where no profile is aware of the network; gangs are not gathered then. examine: shape and
+        scheduler name -> the verdict of filters alone, or None. node_of: the node
         that a pod is nominated for, by UID, or "". may_preempt: whether a pod could make room for
         itself."""
         self._tables = tables
         self._checks = checks
+        self._examine = examine
         self._node_of = node_of
         self._evaluate = evaluate
         self._network = network
         self._may_preempt = may_preempt
-        self._plans: OrderedDict[str, dict[str, str]] = OrderedDict()
-        """Gang -> UID of its pod -> node. Gangs of one group share a plan."""
+        self._plans: OrderedDict[str, _Plan] = OrderedDict()
+        """By gang. Gangs of one group are planned together."""
 
     def node_for(
         self, pod: PendingPod[PodShape], wanted: Sequence[Wanted[PodShape]]
@@ -94,17 +108,34 @@ class GangPlans:
         plan = self._plans.get(pod.gang)
         if plan is None:
             return ""
-        node = plan.pop(pod.uid, "")
-        if not node or not plan:
+        if pod.uid not in plan.nodes:
             del self._plans[pod.gang]
-        if not node:
             raise PlanOutdated(f"gang {pod.gang} was gathered before this pod came")
+        if plan.in_turns:
+            self._trade(pod, plan)
+        node = plan.nodes.pop(pod.uid)
+        if not plan.nodes:
+            del self._plans[pod.gang]
         return node
+
+    def _trade(self, pod: PendingPod[PodShape], plan: _Plan) -> None:
+        """Give a pod whose node does not take it yet that of another one which may stand for it."""
+        passes = self._checks(pod.shape.scheduler_name).passes
+        seen = self._tables.reservations.pod_for(pod)
+        kind = plan.kinds[pod.uid]
+        mine = plan.nodes[pod.uid]
+        alike = (uid for uid in plan.nodes if uid != pod.uid and plan.kinds[uid] == kind)
+        for uid in (pod.uid, *alike):
+            row = self._tables.nodes.row(plan.nodes[uid])
+            if row is not None and passes(seen.shape, row):
+                plan.nodes[pod.uid], plan.nodes[uid] = plan.nodes[uid], mine
+                return
 
     def _still_planned(self, pod: PendingPod[PodShape], wanted: Sequence[Wanted[PodShape]]) -> bool:
         """Return whether a plan goes on although no member waits, as each is bound at once."""
         at_once = all(each.least == 0 for each in wanted)
-        return at_once and pod.uid in self._plans.get(pod.gang, {})
+        plan = self._plans.get(pod.gang)
+        return at_once and plan is not None and pod.uid in plan.nodes
 
     def _begin(self, wanted: Sequence[Wanted[PodShape]]) -> Diagnosis | None:
         for each in wanted:
@@ -150,7 +181,13 @@ class GangPlans:
             return self._refuse(str(error), room, COSCHEDULING, *applying)
         except NotGathered as error:
             return self._refuse(str(error), room, COSCHEDULING)
-        self._keep(plan, wanted)
+        # Filters that look at other nodes too may pass a node only once other members are placed.
+        in_turns = any(
+            plugin.cluster_version(shape, self._tables)
+            for shape, evaluation in evaluations.items()
+            for plugin, _ in evaluation.masks
+        )
+        self._keep(plan, wanted, in_turns=in_turns)
         return None
 
     def _applying(
@@ -164,11 +201,14 @@ class GangPlans:
             names |= {each.name for each in allocators if each.applies(shape, self._tables)}
         return names
 
-    def _keep(self, plan: dict[str, str], wanted: Iterable[Wanted[PodShape]]) -> None:
+    def _keep(
+        self, plan: dict[str, str], wanted: Iterable[Wanted[PodShape]], *, in_turns: bool
+    ) -> None:
         for each in wanted:
-            own = {pod.uid: plan[pod.uid] for pod in each.pods}
-            if own:
-                self._plans[each.gang] = own
+            nodes = {pod.uid: plan[pod.uid] for pod in each.pods}
+            kinds = {pod.uid: self._tables.reduction.of(pod.shape) for pod in each.pods}
+            if nodes:
+                self._plans[each.gang] = _Plan(nodes, kinds, in_turns)
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
@@ -301,55 +341,53 @@ class GangPlans:
         existing = np.zeros(length, dtype=np.int64)
         if counter is not None:
             existing = counter.column(length).copy()
-        for tried in range(_MOST_TRIES):
+        trial = PlanTrial(self._tables, checks, self._examine)
+        for number in range(_MOST_TRIES):
             offers = Offers(slots, existing, scores)
             gathering = Gathering(tree, self._tables.nodes, gather, offers, len(pods))
             try:
-                filled = gathering.choose()
+                choice = gathering.choice()
             except NotGathered as error:
-                if tried:
+                if number:
                     raise _NotCarriedOut(str(error)) from error
                 raise
-            nodes, taken = self._try(filled, pods, checks)
-            if len(nodes) == len(pods):
-                return nodes
-            slots = slots.copy()
-            for row, count in taken.items():
-                slots[row] = count
-        raise _NotCarriedOut(f"none of {_MOST_TRIES} plans for the gang could be carried out")
+            tried = trial.fill_domain(choice.nodes, partial(gathering.rows_of, choice), pods)
+            if len(tried.nodes) == len(pods):
+                nodes = self._in_order(tree, gather, pods, tried, trial)
+                if nodes is not None:
+                    return nodes
+            before, slots = slots, slots.copy()
+            for row in tried.full:
+                slots[row] = min(slots[row], tried.taken[row])
+            if (slots == before).all():
+                break
+        raise _NotCarriedOut(f"none of {number + 1} plans for the gang could be carried out")
 
-    def _try(
+    def _in_order(
         self,
-        filled: Sequence[tuple[int, int]],
+        tree: NetworkTree,
+        gather: Gather,
         pods: Sequence[PendingPod[PodShape]],
-        checks: Callable[[str], RowChecks],
-    ) -> tuple[dict[str, str], dict[int, int]]:
-        """Fill nodes with pods in their order, passing over those that do not fit on a node.
+        tried: Tried,
+        trial: PlanTrial,
+    ) -> dict[str, str] | None:
+        """Return the nodes of the pods, with those that follow each other on nodes that do.
 
-        Returns the node of each pod, by UID, and how many pods each node took.
+        None if the nodes that the trial found are not gathered as demanded. The nodes as they were
+        found, where the pods cannot be placed in the order of the network.
         """
-        nodes: dict[str, str] = {}
-        taken: dict[int, int] = {}
-        left = list(pods)
-        with Trial(self._tables) as trial:
-            for row, count in filled:
-                node = self._tables.nodes.name(row)
-                unfit: set[PodShape] = set()
-                over: list[PendingPod[PodShape]] = []
-                taken[row] = 0
-                for pod in left:
-                    booking = None
-                    if taken[row] < count and pod.shape not in unfit:
-                        booking = checks(pod.shape.scheduler_name).booking(pod, row)
-                    if booking is None:
-                        unfit.add(pod.shape)
-                        over.append(pod)
-                        continue
-                    trial.place(booking)
-                    nodes[pod.uid] = node
-                    taken[row] += 1
-                left = over
-        return nodes, taken
+        if not tried.moved:
+            return tried.nodes
+        counts = np.zeros(len(self._tables.nodes), dtype=np.int64)
+        counts[list(tried.taken)] = list(tried.taken.values())
+        nothing = np.zeros_like(counts)
+        offers = Offers(counts, nothing, nothing)
+        try:
+            filled = Gathering(tree, self._tables.nodes, gather, offers, len(pods)).choose()
+        except NotGathered:
+            return None
+        ordered = trial.fill(filled, pods)
+        return ordered.nodes if len(ordered.nodes) == len(pods) else tried.nodes
 
 
 def gathered_as(wanted: Iterable[Wanted[PodShape]]) -> Gather | None:

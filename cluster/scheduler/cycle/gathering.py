@@ -9,8 +9,9 @@ spread over few. Source: Koordinator; docs/scheduler.md, "Network topology".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,14 @@ class _Place:
 
     domain: int
     row: int | None = None
+
+
+class Choice(NamedTuple):
+    """place: the domain, or the node, that takes the gang. nodes: (row, pods) in the order in which
+    nodes are filled."""
+
+    place: _Place
+    nodes: list[tuple[int, int]]
 
 
 class Gathering:
@@ -125,11 +134,31 @@ class Gathering:
 
     def choose(self) -> list[tuple[int, int]]:
         """Return (row, pods) in the order in which nodes are filled. Raises NotGathered."""
+        return self.choice().nodes
+
+    def choice(self) -> Choice:
+        """Return the domain and its nodes. Raises NotGathered."""
         for candidate in self._candidates():
             filled: list[tuple[int, int]] = []
             if self._fill(candidate, self._pods, filled) == self._pods:
-                return filled
+                return Choice(candidate, filled)
         raise NotGathered(self._why_none())
+
+    def rows_of(self, choice: Choice) -> list[int]:
+        """Return all nodes with slots in the domain of a choice, in the order of filling."""
+        return list(self._rows_below(choice.place))
+
+    def _rows_below(self, place: _Place) -> Iterator[int]:
+        if place.row is not None:
+            yield place.row
+            return
+        for child in self._widest_first(place):
+            yield from self._rows_below(child)
+
+    def _widest_first(self, place: _Place) -> list[_Place]:
+        """Return the places right below with slots, those with the most first."""
+        with_slots = [child for child in self._children(place) if self._slots_at(child) > 0]
+        return sorted(with_slots, key=lambda child: self._order(child, widest=True))
 
     def _starts(self) -> list[_Place]:
         """Return the domains of the lowest layer at which the gang must be gathered."""
@@ -168,8 +197,7 @@ class Gathering:
         most -= most % self._multiples.get(layer, 1)
         taken = 0
         begun = len(filled)
-        with_slots = [child for child in self._children(place) if self._slots_at(child) > 0]
-        for child in sorted(with_slots, key=lambda child: self._order(child, widest=True)):
+        for child in self._widest_first(place):
             if taken == most:
                 break
             taken += self._fill(child, most - taken, filled)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import permutations
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +16,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.trial import Trial
 from cluster.scheduler.plugins.between_pods.near_pods import NetworkTopologyScore
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.reasons.diagnosis import Diagnosis
@@ -45,7 +48,9 @@ _ALONE = {
 class _Bed:
     """Racks A (a0, a1) and B (b0, b1, b2); nodes of A have 8 CPUs, those of B have 4."""
 
-    def __init__(self, *, topology: bool = True, may_preempt: bool = False) -> None:
+    def __init__(
+        self, *, topology: bool = True, may_preempt: bool = False, nodes: bool = True
+    ) -> None:
         self.tables = Tables()
         plugins = make_plugins(_CONFIGURATION, self.tables)
         self.network = plugins.network
@@ -57,10 +62,11 @@ class _Bed:
             self.scheduling.checks,
             self.scheduling.evaluate,
             self.network,
+            examine=self.scheduling.examine,
             node_of=self.scheduling.nominator.node_of,
             may_preempt=lambda pod: may_preempt,
         )
-        for name in ("a0", "a1", "b0", "b1", "b2"):
+        for name in ("a0", "a1", "b0", "b1", "b2") if nodes else ():
             cpu = "8" if name[0] == "a" else "4"
             labels = {"rack": name[0].upper()}
             self.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": cpu}))
@@ -188,6 +194,122 @@ def test_pods_that_are_spread_are_planned_on_as_many_nodes(spec: dict[str, Any])
         )
     nodes = bed.nodes_of([bed.pod(f"w{number}", 1, **spec) for number in range(10)])
     assert len(set(nodes.values())) == 10
+
+
+def _by_zone(kind: str) -> dict[str, Any]:
+    """Return the spec of pods of which zones have one each, or as many as others."""
+    pods = {"matchLabels": {"job": "j"}}
+    if kind == "anti-affinity":
+        term = {"topologyKey": "zone", "labelSelector": pods}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        return {"affinity": {"podAntiAffinity": required}}
+    constraint = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    return {"topologySpreadConstraints": [{**constraint, "labelSelector": pods}]}
+
+
+@pytest.mark.parametrize("kind", ["anti-affinity", "spread"])
+def test_pods_are_kept_apart_by_a_label_of_many_nodes(kind: str) -> None:
+    bed = _Bed(nodes=False)
+    # By its slots the first zone has room for all members; there are more nodes in it than plans.
+    for zone in range(8):
+        for number in range(100):
+            labels = {"rack": "C", "zone": f"z{zone}"}
+            name = f"c{zone}-{number:02}"
+            bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": "4"}))
+    pods = [bed.pod(f"w{number}", **_by_zone(kind)) for number in range(8)]
+    nodes = bed.nodes_of(pods)
+    assert sorted(node[:2] for node in nodes.values()) == [f"c{zone}" for zone in range(8)]
+    assert not bed.tables.bookings
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_members_of_even_zones_are_tried_in_any_order(order: tuple[int, ...]) -> None:
+    bed = _Bed(nodes=False)
+    for zone in "xy":
+        for number in range(2):
+            labels = {"rack": "C", "zone": zone}
+            name = f"c{zone}{number}"
+            bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": "4"}))
+    pods = [bed.pod(f"w{number}", **_by_zone("spread")) for number in range(4)]
+    wanted = [Wanted("default/g", len(pods), tuple(pods), _RACK)]
+    for number in order:
+        pod = pods[number]
+        node = bed.plans.node_for(pod, wanted)
+        wanted = []
+        assert isinstance(node, str)
+        row = bed.tables.nodes.row(node)
+        assert row is not None
+        assert bed.scheduling.checks("koord-scheduler").passes(pod.shape, row)
+        bed.tables.place(Booking(pod.key, pod.uid, pod.shape, node))
+    assert len({booking.node for booking in bed.tables.bookings.values()}) == 4
+
+
+def test_a_domain_with_too_few_zones_leaves_the_gang_to_another_one() -> None:
+    bed = _Bed(nodes=False)
+    # Rack C has more slots for each of its two zones than there are plans, rack D has three zones.
+    for rack, zone, count in (("C", "x", 100), ("C", "y", 100), ("D", "x", 70), ("D", "y", 70),
+                              ("D", "z", 70)):  # fmt: skip
+        for number in range(count):
+            labels = {"rack": rack, "zone": zone}
+            name = f"{rack}{zone}{number}".lower()
+            bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": "4"}))
+    pods = [bed.pod(f"w{number}", **_by_zone("anti-affinity")) for number in range(3)]
+    nodes = bed.nodes_of(pods)
+    assert sorted(node[:2] for node in nodes.values()) == ["dx", "dy", "dz"]
+    pods.append(bed.pod("w3", **_by_zone("anti-affinity")))
+    assert "no candidate topology nodes can accommodate job" in bed.refusal(pods).message
+
+
+def test_members_that_are_moved_keep_the_multiple_of_a_layer() -> None:
+    bed = _Bed(nodes=False)
+    for rack in "CD":
+        for zone in range(4):
+            for number in range(40):
+                labels = {"rack": rack, "zone": f"{rack}{zone}"}
+                name = f"{rack.lower()}{zone}-{number:02}"
+                bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": "4"}))
+    gather = Gather(multiples=(("RackLayer", 4),))
+    pods = [bed.pod(f"w{number}", **_by_zone("anti-affinity")) for number in range(8)]
+    nodes = bed.nodes_of(pods, gather)
+    assert sorted(node[:2] for node in nodes.values()) == [
+        f"{r}{z}" for r in "cd" for z in range(4)
+    ]
+
+
+def _fits(bed: _Bed, pods: list[PendingPod[PodShape]], rows: list[int]) -> bool:
+    """Return whether the rows take all pods, one after another in some way."""
+    if not pods:
+        return True
+    pod, *others = pods
+    for row in rows:
+        booking = bed.scheduling.checks("koord-scheduler").booking(pod, row)
+        if booking is not None:
+            with Trial(bed.tables) as trial:
+                trial.place(booking)
+                if _fits(bed, others, rows):
+                    return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("kind", ["anti-affinity", "spread"])
+def test_a_gang_is_gathered_wherever_one_rack_takes_it(kind: str, seed: int) -> None:
+    random = Random(seed)
+    bed = _Bed(nodes=False)
+    racks: dict[str, list[int]] = {}
+    for number in range(random.randint(3, 7)):
+        rack, zone = random.choice("CD"), random.choice("xyz")
+        name = f"c{number}"
+        labels = {"rack": rack, "zone": zone}
+        cpu = random.choice(["1", "4", "8"])
+        bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": cpu}))
+        row = bed.tables.nodes.row(name)
+        assert row is not None
+        racks.setdefault(rack, []).append(row)
+    pods = [bed.pod(f"w{number}", **_by_zone(kind)) for number in range(random.randint(1, 4))]
+    found = bed.plans.node_for(pods[0], [Wanted("default/g", len(pods), tuple(pods), _RACK)])
+    assert isinstance(found, str) == any(_fits(bed, pods, rows) for rows in racks.values())
+    assert not bed.tables.bookings
 
 
 def test_a_filter_that_holds_back_no_node_before_a_member_is_placed_may_wake_the_gang() -> None:
