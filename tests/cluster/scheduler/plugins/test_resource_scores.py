@@ -37,6 +37,8 @@ def test_fit_plus_scores_each_resource_by_its_own_strategy() -> None:
     )
     assert plugin.score(pod, tables, slice(0, 1)).tolist() == [54]
     assert not plugin.applies(Shapes().of(make_pod("x")), tables)
+    with_overhead = Shapes().of(make_pod("o", requests={"cpu": "4"}, overhead={"cpu": "4"}))
+    assert plugin.score(with_overhead, tables, slice(0, 1)).tolist() == [12]
 
 
 @pytest.mark.parametrize(
