@@ -10,14 +10,15 @@ where. Pod objects (kubelet, the objects directory) describe what they are. Prec
 - QoS class: the directory that the pod lives in, then the object.
 - cgroup: the runtime, then the node's layout.
 - requested values of a container: what kubelet requested in an event, then the specification, then
-  the values that the runtime first reported. Later reports may contain delivered values, so
+  the values that the runtime first reported, where `proxy_requests` has kubelet's in place of
+  delivered ones. Later reports may contain delivered values, so
   `koordlet.state.requests_log` keeps the first ones over a restart. A value in a full list that was
   neither requested nor delivered was requested in an event that did not reach koordlet; it counts
   as requested.
 
 `runtime_records` keeps what the runtime reported in values of `records`, `pod_objects` what Pod
-objects say, `merging` merges both by the precedence above, and `node_state` is the store that other
-rooms use.
+objects say, `proxy_requests` what came through the proxy, `merging` merges all of it by the
+precedence above, and `node_state` is the store that other rooms use.
 """
 
 from koordlet.state.node_state import NodeState, Unprotected

@@ -30,6 +30,7 @@ from hooks.subject import (
 from koordlet.state.merging import PodView, container_of, merge_pod, qos_subjects
 from koordlet.state.pod_objects import PodObjects, Source
 from koordlet.state.podspec import KnownPod
+from koordlet.state.proxy_requests import ProxyRequests
 from koordlet.state.records import ContainerRecord, PodRecords
 from koordlet.state.requests_log import Remembered
 from koordlet.state.runtime_records import RuntimeRecords
@@ -63,8 +64,13 @@ class NodeState:
         sources whose first list must arrive before the state counts as complete."""
         self._touched: set[str] = set()
         """Uids of pods to merge again. The records share this set."""
+        self.proxy_requests = ProxyRequests(remembered or {})
+        """Kubelet's requests that came through the proxy."""
         self._records = RuntimeRecords(
-            touched=self._touched, remembered=remembered or {}, monotonic=monotonic
+            touched=self._touched,
+            remembered=remembered or {},
+            of_proxy=self.proxy_requests,
+            monotonic=monotonic,
         )
         self._created: dict[str, Container] = {}
         """Containers that are being created and not in the records yet; see `create_container`."""
@@ -354,7 +360,10 @@ class NodeState:
     def all_remembered(self) -> dict[str, Remembered]:
         """Return what the requests log keeps of each container over a restart."""
         found = ((record.id, record.remembered) for record in self._runtime.containers())
-        return {id_: remembered for id_, remembered in found if remembered is not None}
+        return {
+            **{id_: remembered for id_, remembered in found if remembered is not None},
+            **dict(self.proxy_requests.remembered()),
+        }
 
     def known_to_kubelet(self, uid: str) -> bool:
         """Return whether kubelet's latest list has the pod."""

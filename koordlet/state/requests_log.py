@@ -9,6 +9,9 @@ of containers rewrites the log.
 For a container that no hook saw created, the log keeps the values that the runtime first reported.
 Kubelet may also request values while koordlet is not connected. So the log keeps what was delivered
 and what the runtime last reported as well: a value that equals none of these is a newer request.
+
+What the proxy sends for a container that has no id yet is kept under a name that
+`koordlet.state.proxy_requests` makes.
 """
 
 from __future__ import annotations

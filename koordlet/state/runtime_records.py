@@ -17,6 +17,7 @@ import msgspec
 
 from hooks.observed import Container, ContainerState, Sandbox
 from hooks.subject import NOTHING_REQUESTED, Requested, SandboxSubject
+from koordlet.state.proxy_requests import ProxyRequests
 from koordlet.state.records import ContainerRecord, PodRecords, SandboxRecord
 from koordlet.state.requests_log import Remembered
 
@@ -41,12 +42,14 @@ class RuntimeRecords:
         *,
         touched: set[str],
         remembered: Mapping[str, Remembered],
+        of_proxy: ProxyRequests,
         monotonic: Callable[[], float],
     ) -> None:
         """touched: receives the uid of every pod whose records change. remembered: requested values
-        of containers from before a restart."""
+        of containers from before a restart. of_proxy: requests that came through the proxy."""
         self._touched = touched
         self._remembered = dict(remembered)
+        self._of_proxy = of_proxy
         self._monotonic = monotonic
         self._sandboxes: dict[str, SandboxRecord] = {}
         self._containers: dict[str, ContainerRecord] = {}
@@ -58,7 +61,9 @@ class RuntimeRecords:
 
     def copy(self, touched: set[str]) -> RuntimeRecords:
         """Return a copy of all records, which marks changed pods in another set."""
-        made = RuntimeRecords(touched=touched, remembered={}, monotonic=self._monotonic)
+        made = RuntimeRecords(
+            touched=touched, remembered={}, of_proxy=ProxyRequests({}), monotonic=self._monotonic
+        )
         made._sandboxes = {id_: copy.copy(each) for id_, each in self._sandboxes.items()}
         made._containers = {id_: copy.copy(each) for id_, each in self._containers.items()}
         made._pods = {
@@ -347,7 +352,9 @@ class RuntimeRecords:
                 cgroup=subject.cgroup,
                 seen=self.now(),
                 created_at=self._monotonic(),
-                first_reported=container.current if before is None else before.requested,
+                first_reported=self._first_reported(uid, container)
+                if before is None
+                else before.requested,
                 from_events=from_events,
                 delivered=None if before is None else before.delivered,
                 reported=NOTHING_REQUESTED if before is None else before.reported,
@@ -364,7 +371,7 @@ class RuntimeRecords:
             record.cgroup = subject.cgroup or record.cgroup
             record.name = subject.name or record.name
             if record.first_reported == NOTHING_REQUESTED:
-                record.first_reported = container.current
+                record.first_reported = self._first_reported(record.uid, container)
         if container.state in _RUNS or (
             container.state is ContainerState.UNKNOWN and container.pid > 0
         ):
@@ -372,6 +379,10 @@ class RuntimeRecords:
         self._pod(record.uid).containers[subject.id] = record
         self._touched.add(record.uid)
         return record
+
+    def _first_reported(self, uid: str, container: Container) -> Requested:
+        """Return what the first report of a container says of kubelet's request."""
+        return self._of_proxy.requested(uid, container.subject.name, container.current)
 
     def _drop_container(self, container_id: str) -> None:
         found = self._containers.pop(container_id, None)

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
-import msgspec
 from google.protobuf.message import DecodeError
 
 from apis.cpuset import CpuSet
@@ -28,11 +26,13 @@ from hooks.engine import Engine
 from hooks.places import directory_of, place_of
 from hooks.requested import overlay, requested_of, value_in_request
 from hooks.stage import Stage
-from hooks.subject import ContainerSubject, Pod, Requested, make_pod
+from hooks.subject import NOTHING_REQUESTED, ContainerSubject, Pod, Requested, make_pod
 from koordlet.configuration.config import CONTAINER_STAGES, POD_STAGES
 from koordlet.configuration.config import HookService as Settings
 from koordlet.decisions.decider import Decider
 from koordlet.state import NodeState
+from koordlet.state.proxy_requests import ProxyKey, without_delivered
+from koordlet.state.requests_log import RequestsLog
 from linux.cgroup_files import FILES, quota_in_period
 from linux.cgroup_paths import Runtime
 from linux.resources import Resource
@@ -46,9 +46,6 @@ SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
 FILE: Final = "koordlet.json"
 _MAX_MESSAGE_BYTES: Final = 16 << 20
 """Bytes of one request. kubelet's CRI messages have at most 16 MiB, and a hook's is made of one."""
-_MAX_REMEMBERED: Final = 8192
-"""Containers whose last request is kept. Chosen: many times what a node runs; a container beyond it
-counts as created before a restart. Twice the value doubles the memory."""
 _STOP_GRACE_S: Final = 1.0
 """How long calls in progress may take at the end: answers take milliseconds. Twice the value delays
 an end only where a call hangs."""
@@ -73,9 +70,16 @@ _SETS: Final[Mapping[Resource, str]] = {
     Resource.CPUSET_CPUS: "cpuset_cpus",
     Resource.CPUSET_MEMS: "cpuset_mems",
 }
-
-_Key = tuple[str, str, int]
-"""Pod uid, container name, attempt: identifies a container before it has an id, too."""
+_FIELDS: Final[Mapping[Resource, str]] = {
+    Resource.CPU_SHARES: "cpu_shares",
+    Resource.CPU_CFS_QUOTA: "cfs_quota_us",
+    Resource.CPU_CFS_PERIOD: "cfs_period_us",
+    Resource.MEMORY_LIMIT: "memory_limit_bytes",
+    Resource.OOM_SCORE_ADJ: "oom_score_adj",
+    Resource.CPUSET_CPUS: "cpus",
+    Resource.CPUSET_MEMS: "mems",
+}
+"""The fields of `Requested`."""
 
 
 class Surroundings(Protocol):
@@ -91,6 +95,10 @@ class Surroundings(Protocol):
 
     def proxy_called(self, uid: str) -> None:
         """The proxy reported a change of this pod: fetch from the polled sources soon."""
+        ...
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Run `work` on the event loop once the proxy has had the time to receive the reply."""
         ...
 
     def state_changed(self, reason: str) -> None:
@@ -109,13 +117,6 @@ class Surroundings(Protocol):
         ...
 
 
-class _Memory(msgspec.Struct, frozen=True):
-    """What kubelet requested for a container, and what the answer delivered."""
-
-    requested: Requested
-    delivered: Requested
-
-
 class Refused(Exception):
     """The call must fail: a policy could not claim, and the failure policy is Fail."""
 
@@ -128,6 +129,7 @@ class HookAnswers:
         state: NodeState,
         decider: Decider,
         surroundings: Surroundings,
+        requests: RequestsLog,
         *,
         failure_policy: str = "Ignore",
     ) -> None:
@@ -136,11 +138,14 @@ class HookAnswers:
         self._state = state
         self._decider = decider
         self._daemon = surroundings
-        self._memory: OrderedDict[_Key, _Memory] = OrderedDict()
+        self._requests = requests
 
     def pod(self, stage: str, request: hook.PodSandboxHookRequest) -> hook.PodSandboxHookResponse:
         """Repeat the request: a pod's own values are files, which the reconciler writes."""
         self._daemon.proxy_called(request.pod_meta.uid)
+        if stage == "PostStopPodSandbox":
+            for key in self._state.proxy_requests.of_pod(request.pod_meta.uid):
+                self._forget(key)
         answer = hook.PodSandboxHookResponse(
             labels=request.labels,
             annotations=request.annotations,
@@ -161,53 +166,44 @@ class HookAnswers:
         )
         if request.HasField("container_resources"):
             answer.container_resources.CopyFrom(request.container_resources)
-        key = (request.pod_meta.uid, request.container_meta.name, request.container_meta.attempt)
+        key = ProxyKey(
+            request.pod_meta.uid, request.container_meta.name, request.container_meta.attempt
+        )
         if stage == "PostStopContainer":
-            self._memory.pop(key, None)
+            self._forget(key)
         elif stage == "PreCreateContainer" and not self._daemon.nri_protects:
             requested = requested_values(request.container_resources)
             self._decide(key, request, requested, Stage.CREATE_CONTAINER, answer)
         elif stage == "PreUpdateContainerResources" and not self._daemon.nri_protects:
             requested = self._requested(key, request)
+            _give_back(requested, answer.container_resources)
             changed = self._changed_resources(key, requested)
             self._decide(key, request, requested, Stage.UPDATE_CONTAINER, answer)
             self._daemon.superseded(request.container_meta.id, changed)
             # Without this, the reconciler would restore what kubelet requested before.
-            uid, name, _ = key
             container_id = request.container_meta.id
-            cgroup = self._state.update_through_proxy(uid, name, container_id, requested)
+            cgroup = self._state.update_through_proxy(key.uid, key.name, container_id, requested)
             self._daemon.requested(cgroup)
             self._daemon.state_changed("update-container")
         return answer
 
-    def _requested(self, key: _Key, request: hook.ContainerResourceHookRequest) -> Requested:
+    def _requested(self, key: ProxyKey, request: hook.ContainerResourceHookRequest) -> Requested:
         """Return what kubelet requests in an update.
 
         The proxy's message overlays kubelet's values on those in force, which may be delivered
         ones. So a value that equals the delivered one was not requested now.
         """
         reported = requested_values(request.container_resources)
-        remembered = self._memory.get(key)
-        if remembered is None:
+        kept = self._state.proxy_requests.get(key)
+        if kept is None:
             known = self._state.container_of(request.pod_meta.uid, request.container_meta.id)
             if known is None:
                 return reported
-            remembered = self._as_delivered(known, reported.cfs_period_us or 0)
-        fields = {
-            name: requested if value == delivered else value
-            for name in Requested.__struct_fields__
-            for value, delivered, requested in [
-                (
-                    getattr(reported, name),
-                    getattr(remembered.delivered, name),
-                    getattr(remembered.requested, name),
-                )
-            ]
-        }
-        return Requested(**fields)
+            kept = known.requested, self._as_delivered(known, reported.cfs_period_us or 0)
+        return without_delivered(reported, *kept)
 
-    def _as_delivered(self, known: ContainerSubject, period_us: int) -> _Memory:
-        """Return the memory of a container that is older than this daemon.
+    def _as_delivered(self, known: ContainerSubject, period_us: int) -> Requested:
+        """Return what would be delivered for a container whose creation no hook saw.
 
         The state knows what kubelet requested, and the same is delivered for it as ever. period_us:
         of the quotas that the proxy reports; 0 is the kernel's default.
@@ -215,12 +211,11 @@ class HookAnswers:
         answer = hook.ContainerResourceHookResponse()
         answer.container_resources.cpu_period = period_us
         carry(self._decider.decide(self._daemon.engine, known, Stage.UPDATE_CONTAINER), answer)
-        delivered = requested_values(answer.container_resources)
-        return _Memory(known.requested, overlay(delivered, known.requested))
+        return overlay(requested_values(answer.container_resources), known.requested)
 
-    def _changed_resources(self, key: _Key, requested: Requested) -> list[Resource]:
-        remembered = self._memory.get(key)
-        before = Requested() if remembered is None else remembered.requested
+    def _changed_resources(self, key: ProxyKey, requested: Requested) -> list[Resource]:
+        kept = self._state.proxy_requests.get(key)
+        before = NOTHING_REQUESTED if kept is None else kept[0]
         return [
             resource
             for resource in FILES
@@ -229,7 +224,7 @@ class HookAnswers:
 
     def _decide(
         self,
-        key: _Key,
+        key: ProxyKey,
         request: hook.ContainerResourceHookRequest,
         requested: Requested,
         stage: Stage,
@@ -242,10 +237,16 @@ class HookAnswers:
                 "; ".join(f"policy {each.policy}: {each.message}" for each in decision.faults)
             )
         carry(decision, answer)
-        self._memory[key] = _Memory(requested, requested_values(answer.container_resources))
-        self._memory.move_to_end(key)
-        while len(self._memory) > _MAX_REMEMBERED:
-            self._memory.popitem(last=False)
+        delivered = requested_values(answer.container_resources)
+        self._state.proxy_requests.note(key, requested, delivered)
+        # A kill right after the reply must not lose which values are ours.
+        self._requests.keep(key.log_id, requested, hooked=True, delivered=delivered)
+        self._daemon.later(self._requests.write)
+
+    def _forget(self, key: ProxyKey) -> None:
+        if self._state.proxy_requests.forget(key):
+            self._requests.keep(key.log_id, NOTHING_REQUESTED, hooked=True)
+            self._daemon.later(self._requests.write)
 
     def _subject(
         self, request: hook.ContainerResourceHookRequest, requested: Requested
@@ -285,6 +286,19 @@ def requested_values(resources: hook.LinuxContainerResources) -> Requested:
         mems=resources.cpuset_mems,
         oom_score_adj=resources.oom_score_adj or None,
     )
+
+
+def _give_back(requested: Requested, answered: hook.LinuxContainerResources) -> None:
+    """Put kubelet's values in place of delivered ones, of which some may be claimed no more.
+
+    A number that kubelet never requested stays as it is: the protocol has no way to withdraw it.
+    """
+    reported = requested_values(answered)
+    for resource, name in {**_NUMBERS, **_SETS}.items():
+        field = _FIELDS[resource]
+        value = getattr(requested, field)
+        if value != getattr(reported, field) and (value is not None or resource in _SETS):
+            setattr(answered, name, str(value or "") if resource in _SETS else value)
 
 
 def carry(decision: Decision, answer: hook.ContainerResourceHookResponse) -> None:

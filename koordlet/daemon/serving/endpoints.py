@@ -77,6 +77,7 @@ class Endpoints:
             parts.state,
             parts.hook_decider,
             parts.after_hooks,
+            parts.requests,
             failure_policy=config.failure_policy,
         )
         server = HookServer(config, answers, parts.events)

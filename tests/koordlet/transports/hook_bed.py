@@ -53,6 +53,7 @@ class Proxy:
 
     def __init__(self, n: Node, channel: Any) -> None:
         self._channel = channel
+        self.node = n
         self.pod = n.kubelet.add_pod(ONE_CPU)
 
     async def ask(self, stage: str, request: Any, kind: Any) -> Any:
@@ -68,19 +69,23 @@ class Proxy:
         stage: str,
         *,
         id: str = "",  # noqa: A002
+        name: str = "main",
+        attempt: int = 0,
+        labels: dict[str, str] | None = None,
         annotations: dict[str, str] | None = None,
+        envs: dict[str, str] | None = None,
         **resources: Any,
     ) -> Any:
         values = {"cpu_period": 100_000, "cpu_quota": 100_000, "cpu_shares": 1024, **resources}
         request = hook.ContainerResourceHookRequest(
             pod_meta=hook.PodSandboxMetadata(name="web", uid=self.pod.uid, namespace="default"),
-            container_meta=hook.ContainerMetadata(name="main", id=id),
+            container_meta=hook.ContainerMetadata(name=name, attempt=attempt, id=id),
             container_annotations={"a": "b"},
             container_resources=hook.LinuxContainerResources(**values),
-            pod_labels={"koordinator.sh/qosClass": "LS"},
+            pod_labels=labels or {"koordinator.sh/qosClass": "LS"},
             pod_annotations=annotations,
             pod_cgroup_parent=f"/{self.pod.cgroup}",
-            container_envs={"A": "1"},
+            container_envs=envs or {"A": "1"},
         )
         return await self.ask(stage, request, hook.ContainerResourceHookResponse)
 

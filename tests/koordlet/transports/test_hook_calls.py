@@ -9,14 +9,19 @@ import grpc
 import grpc.aio
 import pytest
 
+from hooks.observed import Container, ContainerState
+from hooks.places import place_of
+from hooks.subject import ContainerSubject, Requested, make_pod
+from koordlet.state.requests_log import RequestsLog
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
+from tests.koordlet import builders
 from tests.koordlet.builders import pod_manifest
-from tests.koordlet.daemon.bed import Node, until
+from tests.koordlet.daemon.bed import Node, node_object, until
 from tests.koordlet.transports.hook_bed import ONE_CPU, Proxy, connected, run, serving
-from tests.simulated.kubelet import Container
+from tests.simulated import kubelet
 
 
-def _put_running_pod(n: Node, p: Proxy) -> Container:
+def _put_running_pod(n: Node, p: Proxy) -> kubelet.Container:
     """Have the pod's object name a running container that asks for one CPU."""
     container = p.pod.start(ONE_CPU)
     limits = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
@@ -109,6 +114,99 @@ def test_an_update_after_koordlet_restarted_divides_no_quota_twice(tmp_path: Pat
                 )
                 assert pinned.container_resources.cpu_quota == 80_000
                 assert pinned.container_resources.cpuset_cpus == "0-1"
+
+    run(test)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed right after the reply"])
+@pytest.mark.parametrize("updated", [False, True], ids=["created", "updated"])
+def test_no_source_of_pods_is_needed_to_know_which_values_are_ours_after_a_restart(
+    tmp_path: Path, killed: bool, updated: bool
+) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as n:
+            files = [n.folder / "run" / f"requests.log{end}" for end in ("", ".staged")]
+            left: list[tuple[Path, bytes]] = []
+            async with connected(n, tmp_path) as p, n.running():
+                await p.container("PreCreateContainer", name="first")  # makes the files
+                with pytest.MonkeyPatch.context() as patched:
+                    if killed:
+                        # As in the milliseconds after a reply.
+                        patched.setattr(RequestsLog, "write", lambda self: None)
+                    await p.container("PreCreateContainer")
+                    if updated:
+                        await p.container("PreUpdateContainerResources", id="c1", cpu_quota=50_000)
+                    left = [(file, file.read_bytes()) for file in files if file.exists()]
+            if killed:
+                for file, content in left:
+                    file.write_bytes(content)
+            n.daemon = n.new_daemon()
+            async with connected(n, tmp_path) as again, n.running():
+                again.pod = p.pod
+                ours = 40_000 if updated else 80_000
+                # Kubelet pins; the proxy has put our quota under that.
+                pinned = await again.container(
+                    "PreUpdateContainerResources", id="c1", cpu_quota=ours, cpuset_cpus="0-1"
+                )
+                assert pinned.container_resources.cpu_quota == ours
+                await again.container("PostStopContainer", id="c1")
+                assert list(n.daemon.parts.state.all_remembered()) == [f"proxy/{p.pod.uid}/first/0"]
+                ended = _sandbox(again)
+                await again.ask("PostStopPodSandbox", ended, hook.PodSandboxHookResponse)
+            n.daemon = n.new_daemon()
+            assert n.daemon.parts.state.all_remembered() == {}
+
+    run(test)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_runtimes_list_has_our_values_and_they_are_not_decided_on_again(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """The CRI, or NRI once it is connected, lists what the proxy created with our values."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as n:
+            async with connected(n, tmp_path) as p, n.running():
+                await p.container("PreCreateContainer")
+                if not restarted:
+                    await listed_and_kept(p)
+            if restarted:
+                n.daemon = n.new_daemon()
+                async with n.running():
+                    await listed_and_kept(p)
+
+    async def listed_and_kept(p: Proxy) -> None:
+        n = p.node
+        group = p.pod.start(ONE_CPU)
+        path = n.kubelet.path(group.cgroup, "cpu.max")
+        n.kernel.write_as("runtime", path, "80000 100000")
+        pod = make_pod(
+            namespace="default",
+            name="web",
+            uid=p.pod.uid,
+            labels={"koordinator.sh/qosClass": "LS"},
+            annotations={},
+            kube_qos=place_of(p.pod.cgroup)[1],
+            cgroup=p.pod.cgroup,
+        )
+        current = Requested(cpu_shares=1024, cfs_quota_us=80_000, cfs_period_us=100_000)
+        assert p.pod.sandbox is not None
+        sandbox = builders.sandbox(pod, p.pod.sandbox.id)
+        container = Container(
+            ContainerSubject(pod=pod, name="main", id=group.id, cgroup=group.cgroup),
+            p.pod.sandbox.id,
+            current=current,
+            state=ContainerState.RUNNING,
+        )
+        parts = n.daemon.parts
+        parts.state.runtime_list([sandbox], [container])
+        found = parts.state.container(group.id)
+        assert found is not None
+        assert found.requested.cfs_quota_us == 100_000
+        parts.after_hooks.state_changed("test")
+        n.put(node_object("2.0"))
+        await until("the new quota", lambda: n.kernel.text(path) == "50000 100000")
 
     run(test)
 
