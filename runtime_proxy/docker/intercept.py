@@ -227,7 +227,10 @@ class _OfContainer(DockerCall):
         if container is None:
             return None
         pod = await self.engine.pod(container.pod_id)
-        return None if pod is None or self.hooks.skips(pod) else (container, pod)
+        if pod is None:
+            self.hooks.skipped.unknown_object += 1
+            return None
+        return None if self.hooks.skips(pod) else (container, pod)
 
 
 class _Start(_OfContainer):

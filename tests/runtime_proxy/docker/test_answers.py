@@ -10,7 +10,8 @@ import pytest
 
 from protos.runtimehook.v1alpha1 import api_pb2 as hook
 from runtime_proxy.docker.intercept import Refusal
-from runtime_proxy.hook_server import HookError
+from runtime_proxy.hook_server import GivenUp, HookError
+from runtime_proxy.model import Container, Pod, PodChanges, PodMeta, Resources
 from runtime_proxy.stages import Stage
 from tests.runtime_proxy.processes import answering, echo
 from tests.runtime_proxy.scripted import ScriptedServer, World
@@ -203,13 +204,50 @@ AT_CREATION: dict[str, tuple[Change, Change]] = {
     "cpuset_cpus": (set_resource("cpuset_cpus", "7"), host(CpusetCpus="7")),
     "cpuset_cpus, opened": (set_resource("cpuset_cpus", ""), host(CpusetCpus="")),
     "cpuset_mems": (set_resource("cpuset_mems", "1"), host(CpusetMems="1")),
-    "zeros": (set_resource("cpu_shares", 0), NOTHING),
+    **{
+        f"{name} {value!r} is not taken": (set_resource(name, value), NOTHING)
+        for name, value in (
+            ("cpu_period", 0),
+            ("cpu_period", -1),
+            ("cpu_quota", 0),
+            ("cpu_shares", 0),
+            ("cpu_shares", -1),
+            ("memory_limit_in_bytes", 0),
+            ("memory_limit_in_bytes", -1),
+            ("memory_swap_limit_in_bytes", 0),
+            ("memory_swap_limit_in_bytes", -1),
+            ("oom_score_adj", -1001),
+            ("oom_score_adj", 1001),
+        )
+    },
+    "oom_score_adj, unset": (set_resource("oom_score_adj", 0), host(OomScoreAdj=0)),
+    # Docker's API has no member for these.
+    "unified": (
+        lambda answer: answer.container_resources.unified.update({"memory.high": "9"}),
+        NOTHING,
+    ),
+    "huge pages": (
+        lambda answer: answer.container_resources.hugepage_limits.add(page_size="1GB", limit=1),
+        NOTHING,
+    ),
     "no resources": (lambda answer: answer.ClearField("container_resources"), NOTHING),
     "a cgroup parent": (
         lambda answer: setattr(answer, "pod_cgroup_parent", "/koord/other"),
         host(CgroupParent="/koord/other"),
     ),
     "an empty cgroup parent": (lambda answer: setattr(answer, "pod_cgroup_parent", ""), NOTHING),
+    "a cgroup parent above the root": (
+        lambda answer: setattr(answer, "pod_cgroup_parent", "/kubepods/../.."),
+        NOTHING,
+    ),
+    "a cgroup parent with a zero byte": (
+        lambda answer: setattr(answer, "pod_cgroup_parent", "/a\0b"),
+        NOTHING,
+    ),
+    "a cgroup parent that is not a path": (
+        lambda answer: setattr(answer, "pod_cgroup_parent", "/" + "x" * 4096),
+        NOTHING,
+    ),
     "a variable": (
         lambda answer: answer.container_envs.update({"Z": "26", "D": "4"}),
         env("A=1", "B=2", "BARE", "A=3", "C=a=b", "D=4", "Z=26"),
@@ -233,6 +271,7 @@ AT_CREATION: dict[str, tuple[Change, Change]] = {
     "no variables": (lambda answer: answer.container_envs.clear(), NOTHING),
     # dockerd has labels, which are fixed at creation; annotations are for later hooks.
     "an annotation": (lambda answer: answer.container_annotations.update({"a": "b"}), NOTHING),
+    "an annotation left out": (lambda answer: answer.container_annotations.clear(), NOTHING),
 }
 
 
@@ -245,6 +284,84 @@ def test_an_answer_at_creation_changes_what_it_names_and_nothing_else(name: str)
     run(world)
     sent = create(world)
     assert sent == (None if expected == CONTAINER else expected)
+
+
+@pytest.mark.parametrize("name", AT_CREATION)
+def test_what_a_hook_changed_is_what_the_next_one_is_sent(name: str) -> None:
+    """The next server of the stage, and the next stage: the same as what dockerd was sent."""
+    answer, _ = AT_CREATION[name]
+    first = ScriptedServer({Stage.PRE_CREATE_CONTAINER: answering(answer)}, "1.json")
+    second = ScriptedServer(
+        {Stage.PRE_CREATE_CONTAINER: echo, Stage.PRE_START_CONTAINER: echo}, "2.json"
+    )
+    world = World(first, second)
+    run(world)
+    sent = create(world) or CONTAINER
+    world.ask_docker("POST", "/containers/c1/start")
+    assert len(second.asked) == 2
+    for _, asked in second.asked:
+        found = asked.container_resources
+        assert {member: getattr(found, one) for member, one in MEMBERS.items()} == {
+            member: sent["HostConfig"][member] for member in MEMBERS
+        }
+        assert asked.pod_cgroup_parent == sent["HostConfig"]["CgroupParent"]
+        texts = (entry.partition("=") for entry in sent["Env"])
+        assert asked.container_envs == {key: value for key, equals, value in texts if equals}
+        added = {"a": "b"} if name == "an annotation" else {}
+        assert asked.container_annotations == {"kept": "k", **added}
+
+
+MEMBERS = {
+    "CpuPeriod": "cpu_period",
+    "CpuQuota": "cpu_quota",
+    "CpuShares": "cpu_shares",
+    "Memory": "memory_limit_in_bytes",
+    "MemorySwap": "memory_swap_limit_in_bytes",
+    "OomScoreAdj": "oom_score_adj",
+    "CpusetCpus": "cpuset_cpus",
+    "CpusetMems": "cpuset_mems",
+}
+
+AT_RUN: dict[str, tuple[Change, Change]] = {
+    "nothing": (NOTHING, NOTHING),
+    "a resource": (
+        lambda answer: setattr(answer.resources, "cpu_shares", 77),
+        host(CpuShares=77),
+    ),
+    "no resources": (lambda answer: answer.ClearField("resources"), NOTHING),
+    # dockerd has labels alone, by which kubelet finds its pods.
+    "a label": (lambda answer: answer.labels.update({"new": "l", "app": "other"}), NOTHING),
+    "a label left out": (lambda answer: answer.labels.clear(), NOTHING),
+    "an annotation": (lambda answer: answer.annotations.update({"note": "other"}), NOTHING),
+    "an annotation left out": (lambda answer: answer.annotations.clear(), NOTHING),
+    "a cgroup parent": (
+        lambda answer: setattr(answer, "cgroup_parent", "/other"),
+        host(CgroupParent="/other"),
+    ),
+    "an empty cgroup parent": (lambda answer: setattr(answer, "cgroup_parent", ""), NOTHING),
+    "a cgroup parent above the root": (
+        lambda answer: setattr(answer, "cgroup_parent", "/kubepods/../.."),
+        NOTHING,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_RUN)
+def test_an_answer_for_a_sandbox_reaches_it_and_the_hooks_of_its_containers(name: str) -> None:
+    answer, change = AT_RUN[name]
+    expected = copy.deepcopy(SANDBOX)
+    change(expected)
+    server = ScriptedServer(
+        {Stage.PRE_RUN_POD_SANDBOX: answering(answer), Stage.PRE_CREATE_CONTAINER: echo}
+    )
+    world = World(server)
+    assert run(world) == (None if expected == SANDBOX else expected)
+    create(world)
+    (asked,) = server.requests(Stage.PRE_CREATE_CONTAINER)
+    assert asked.pod_cgroup_parent == expected["HostConfig"]["CgroupParent"]
+    assert asked.pod_resources.cpu_shares == expected["HostConfig"]["CpuShares"]
+    assert asked.pod_labels == {"app": "web", "io.kubernetes.docker.type": "podsandbox"}
+    assert asked.pod_annotations == {"note": "n"}
 
 
 @pytest.mark.parametrize(
@@ -330,14 +447,108 @@ STAGES: dict[Stage, Callable[[World], Any]] = {
 }
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_without_an_answer_the_policy_decides(stage: Stage) -> None:
-    def fails(request: Any) -> HookError:
-        return HookError("/run/scripted.sock: out of order")
+def fails(request: Any) -> HookError:
+    return HookError("/run/scripted.sock: out of order")
 
-    assert STAGES[stage](ready(ScriptedServer({stage: fails}))) is None
-    refused = STAGES[stage](ready(ScriptedServer({stage: fails}, fail=True)))
-    assert refused == Refusal("/run/scripted.sock: out of order")
+
+def given_up(request: Any) -> HookError:
+    return GivenUp("/run/scripted.sock: connection refused")
+
+
+def unreadable(request: Any) -> bytes:
+    return b"\xff\xff\xff"
+
+
+def huge(request: Any) -> Any:
+    return answering(
+        lambda answer: (
+            answer.resources if hasattr(answer, "resources") else answer.container_resources
+        ).unified.update({"x": "y" * (1 << 18)})
+    )(request)
+
+
+FAILURES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an error": (fails, "out of order"),
+    "a server that is given up": (given_up, "connection refused"),
+    "an unreadable answer": (unreadable, "is unreadable"),
+    "a huge answer": (huge, "is too large"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_without_an_answer_the_policy_decides(name: str, stage: Stage) -> None:
+    answer, reason = FAILURES[name]
+    ignoring = ScriptedServer({stage: answer})
+    assert STAGES[stage](ready(ignoring)) is None
+    failing = ScriptedServer({stage: answer}, fail=True)
+    refused = STAGES[stage](ready(failing))
+    assert isinstance(refused, Refusal)
+    assert refused.text.startswith("/run/scripted.sock: ")
+    assert reason in refused.text
+    assert len(ignoring.asked) == len(failing.asked) == 1
+
+
+def test_what_kubelet_sends_is_never_too_large() -> None:
+    large = copy.deepcopy(CONTAINER)
+    large["Labels"]["annotation.x"] = "y" * (1 << 18)
+    server = ScriptedServer({Stage.PRE_CREATE_CONTAINER: echo}, fail=True)
+    world = World(server)
+    run(world)
+    assert create(world, large) is None
+    server.answers = {
+        Stage.PRE_CREATE_CONTAINER: answering(
+            lambda answer: answer.container_annotations.update({"one": "more"})
+        )
+    }
+    assert isinstance(create(world, large), Refusal)
+
+
+def test_a_container_of_an_unknown_sandbox_goes_on_and_is_counted() -> None:
+    server = ScriptedServer({Stage.PRE_CREATE_CONTAINER: echo})
+    world = World(server)
+    assert create(world) is None
+    assert server.asked == []
+    assert world.hooks.skipped.unknown_object == 1
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_about_an_unknown_container_goes_on(name: str) -> None:
+    """One of an unknown sandbox is counted; most others that dockerd has are not Kubernetes'."""
+    stage, method, target, document = CALLS[name]
+    server = ScriptedServer({stage: echo})
+    world = World(server)
+    assert world.ask_docker(method, target, document) is None
+    assert world.hooks.skipped.unknown_object == 0
+    world.store.put_container(Container(id="c1", pod_id="gone"))
+    assert world.ask_docker(method, target, document) is None
+    asked_before = name in ("start", "started", "update")
+    assert world.hooks.skipped.unknown_object == int(asked_before)
+    assert server.asked == []
+
+
+def test_the_store_has_what_dockerd_accepted() -> None:
+    world = ready()
+    assert world.store.pod("p1") == Pod(
+        id="p1",
+        meta=PodMeta(name="web-0", uid="u-1", namespace="prod", attempt=3),
+        runtime_handler="docker",
+        labels={"app": "web", "io.kubernetes.docker.type": "podsandbox"},
+        annotations={"note": "n"},
+        cgroup_parent="/kubepods/pod-u-1",
+        resources=Resources(cpu_shares=2),
+        changes=PodChanges(),
+    )
+    assert world.store.container("c1") == Container(
+        id="c1",
+        pod_id="p1",
+        name="main",
+        attempt=2,
+        annotations={"kept": "k"},
+        resources=Resources(**{name: CONTAINER["HostConfig"][at] for at, name in MEMBERS.items()}),
+        cgroup_parent="/kubepods/pod-u-1",
+        envs={"A": "3", "B": "2", "C": "a=b"},
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
