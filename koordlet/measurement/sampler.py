@@ -76,7 +76,7 @@ class SamplerStatus(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Timed:
     """A collector with the state of its rounds. Belongs to the sampling thread."""
 
     collector: Collector
@@ -122,7 +122,7 @@ class Sampler:
     saved_file: SavedFile | None = None
     tick_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
-    _slots: list[_Slot] = field(init=False, default_factory=list)
+    _timed: list[_Timed] = field(init=False, default_factory=list)
     _thread: threading.Thread | None = field(init=False, default=None)
     _stop: threading.Event = field(init=False, default_factory=threading.Event)
     _repeats: Repeats = field(init=False, default_factory=Repeats)
@@ -141,7 +141,7 @@ class Sampler:
                 # An interval may be configured longer than the retention that a reader needs.
                 retention_s=max(collector.retention_s, collector.interval_s),
             )
-            self._slots.append(_Slot(collector))
+            self._timed.append(_Timed(collector))
         self._saved_at = self.clock()
 
     def start(self) -> None:
@@ -206,18 +206,18 @@ class Sampler:
                 self._stop.wait(max(begun + tick * self.tick_s - self.clock(), 0.0))
         finally:
             self.save()
-            for slot in self._slots:
-                slot.collector.close()
+            for timed in self._timed:
+                timed.collector.close()
 
     def round(self, now: float) -> None:
         """Call the collectors that are due, then `after_round`. Raises nothing."""
         try:
             targets = self.targets()
-            for slot in self._slots:
-                if not self.enabled(slot.collector):
-                    self._switch_off(slot)
-                elif now >= slot.due - _EARLY_S:
-                    self._sample(slot, now, targets)
+            for timed in self._timed:
+                if not self.enabled(timed.collector):
+                    self._switch_off(timed)
+                elif now >= timed.due - _EARLY_S:
+                    self._sample(timed, now, targets)
                     self._step_aside()
             self._rounds += 1
             self._round_s = self.clock() - now
@@ -229,9 +229,9 @@ class Sampler:
             if (left_out := self._repeats.due("round")) is not None:
                 log.exception("a round of measurements failed (%d times more)", left_out)
 
-    def _sample(self, slot: _Slot, now: float, targets: Targets) -> None:
-        collector = slot.collector
-        slot.due = self._next_due(slot.due, collector.interval_s, now)
+    def _sample(self, timed: _Timed, now: float, targets: Targets) -> None:
+        collector = timed.collector
+        timed.due = self._next_due(timed.due, collector.interval_s, now)
         round_ = Round(
             now=now,
             targets=targets,
@@ -246,17 +246,17 @@ class Sampler:
             if samples:
                 self.store.record(collector.name, now, samples)
         except Unavailable as error:
-            slot.state, slot.error = "unavailable", str(error)[:_MOST_OF_ERROR]
-            slot.due = max(slot.due, now + min(_UNAVAILABLE_AGAIN_S, 10 * collector.interval_s))
+            timed.state, timed.error = "unavailable", str(error)[:_MOST_OF_ERROR]
+            timed.due = max(timed.due, now + min(_UNAVAILABLE_AGAIN_S, 10 * collector.interval_s))
         except Exception as error:  # noqa: BLE001 - collectors are isolated from each other
-            slot.failures += 1
-            slot.state = "failing"
-            slot.error = (str(error) or type(error).__name__)[:_MOST_OF_ERROR]
+            timed.failures += 1
+            timed.state = "failing"
+            timed.error = (str(error) or type(error).__name__)[:_MOST_OF_ERROR]
             self._log_failure(collector.name, error)
         else:
-            slot.error = _summary(round_.problems)
-            slot.sampled_at, slot.state = now, "ready"
-        slot.took_s = self.clock() - begun
+            timed.error = _summary(round_.problems)
+            timed.sampled_at, timed.state = now, "ready"
+        timed.took_s = self.clock() - begun
 
     @staticmethod
     def _next_due(due: float, interval_s: float, now: float) -> float:
@@ -265,10 +265,10 @@ class Sampler:
             return now + interval_s
         return due + interval_s * (max(math.floor((now - due + _EARLY_S) / interval_s), 0) + 1)
 
-    def _switch_off(self, slot: _Slot) -> None:
-        if slot.state != "off":
-            slot.collector.close()
-            slot.state, slot.error, slot.due = "off", "", -math.inf
+    def _switch_off(self, timed: _Timed) -> None:
+        if timed.state != "off":
+            timed.collector.close()
+            timed.state, timed.error, timed.due = "off", "", -math.inf
 
     def _log_failure(self, name: str, error: Exception) -> None:
         if (left_out := self._repeats.due(("collector", name))) is None:
@@ -293,18 +293,18 @@ class Sampler:
             saving=self._saving,
             collectors=tuple(
                 CollectorStatus(
-                    name=slot.collector.name,
-                    state=slot.state,
-                    interval_s=slot.collector.interval_s,
-                    age_s=None if slot.sampled_at is None else round(now - slot.sampled_at, 3),
-                    error=slot.error,
-                    took_ms=round(slot.took_s * 1000, 3),
-                    failures=slot.failures,
-                    series=sizes[slot.collector.name][0],
-                    bytes=sizes[slot.collector.name][1],
-                    left_out=sizes[slot.collector.name][2],
+                    name=timed.collector.name,
+                    state=timed.state,
+                    interval_s=timed.collector.interval_s,
+                    age_s=None if timed.sampled_at is None else round(now - timed.sampled_at, 3),
+                    error=timed.error,
+                    took_ms=round(timed.took_s * 1000, 3),
+                    failures=timed.failures,
+                    series=sizes[timed.collector.name][0],
+                    bytes=sizes[timed.collector.name][1],
+                    left_out=sizes[timed.collector.name][2],
                 )
-                for slot in self._slots
+                for timed in self._timed
             ),
         )
 

@@ -38,7 +38,6 @@ def class_key(priority: PriorityClass) -> str:
 
 
 CLASS_KEYS: Final = tuple(class_key(priority) for priority in PriorityClass)
-KEYS_OF_NODE: Final = frozenset((NODE, SYSTEM, *CLASS_KEYS))
 
 
 def class_of(pod: Pod) -> PriorityClass:

@@ -22,6 +22,8 @@ _STATIC_COUNT = len(_STATIC)
 _STATIC_NAME_INDEX = {name: at + 1 for at, (name, _) in reversed(list(enumerate(_STATIC)))}
 _ENTRY_OVERHEAD = 32
 DEFAULT_TABLE_SIZE = 4096
+# Of the table of a receiver that announces a larger one. Chosen: 256 times the default, with which
+# gRPC's implementations work. Twice the value: a hostile peer can make us keep twice as much.
 _LARGEST_TABLE_SIZE = 1024 * 1024
 # A decoded list larger than this is refused: grpc-go's own servers take 16 MiB, kubelet sends 300
 # bytes, and a small block can name a large table entry again and again.

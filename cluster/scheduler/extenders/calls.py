@@ -18,6 +18,8 @@ _LONGEST_ANSWER: Final = 64 << 20
 """Bytes. An extender without a node cache of its own answers with whole nodes, which have about 10
 KiB each: enough for 5,000."""
 _PIECE: Final = 1 << 16
+"""Bytes of one read of an answer. Chosen: about what a socket holds. Twice the value lets an answer
+exceed the limit above by as much before it is given up."""
 
 
 class ExtenderCalls:

@@ -113,12 +113,12 @@ def test_nothing_is_restored_before_all_sources_have_spoken(tmp_path: Path) -> N
     assert found == ["700", before, before]
 
 
-def test_a_subject_that_left_for_good_is_forgotten() -> None:
+def test_a_subject_that_left_for_good_is_forgotten_in_one_pass() -> None:
     node = make_node()
     node.passes()
     node.bed.kubelet.pods[node.subjects[0].key.removeprefix("pod/")].remove()
     node.subjects = node.subjects[1:]
-    node.passes(4)
+    node.passes(1)
     assert len(node.bed.journal) == 2
     assert node.reconciler.explain("pod/gone") is None
 

@@ -162,11 +162,6 @@ class ReservationTable:
         """Return the slot of a reservation."""
         return self._slot_of.get(uid)
 
-    @property
-    def names_pods(self) -> bool:
-        """Whether a reservation is for a pod by its name or UID: shapes do not say everything."""
-        return bool(self._naming)
-
     def owners_of(self, uid: str) -> frozenset[str]:
         """Return the UIDs of the pods that are booked with a reservation, on whatever node."""
         group = self._groups.get(uid)
