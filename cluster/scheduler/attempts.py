@@ -128,6 +128,7 @@ class Attempts:
             scheduling.checks,
             scheduling.evaluate,
             network,
+            admit=scheduling.admit,
             examine=scheduling.examine,
             node_of=scheduling.nominator.node_of,
             may_preempt=scheduling.may_preempt,

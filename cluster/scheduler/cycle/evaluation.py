@@ -173,7 +173,7 @@ class Evaluator:
         timings = self.timings
         began = timings.begin()
         try:
-            self._admit(pod)
+            self.admit(pod)
             kept = self._kept_of(pod)
         except Refusal as refusal:
             status = UNSCHEDULABLE if refusal.resolvable else UNRESOLVABLE
@@ -188,7 +188,7 @@ class Evaluator:
         began = self.timings.begin()
         return self._evaluate_nodes(self._kept_of(pod), promises, began)
 
-    def _admit(self, pod: PodShape) -> None:
+    def admit(self, pod: PodShape) -> None:
         """Ask the plugins without a node dimension. Raises Refusal."""
         timings, sampled = self.timings, self.timings.sampled
         began = 0.0

@@ -74,12 +74,14 @@ class GangPlans:
         evaluate: Callable[[PodShape], Evaluation],
         network: NetworkTopology | None,
         *,
+        admit: Callable[[PodShape], None],
         examine: Callable[[PodShape, str], Evaluation | None],
         node_of: Callable[[str], str],
         may_preempt: Callable[[PendingPod[PodShape]], bool] = lambda pod: False,
     ) -> None:
         """checks: by scheduler name, with nominated pods. evaluate: raises Refusal. network: None
-        where no profile is aware of the network; gangs are not gathered then. examine: shape and
+        where no profile is aware of the network; gangs are not gathered then. admit: the part of
+        `evaluate` that looks at no node, and at what single pods may differ in. examine: shape and
         scheduler name -> the verdict of filters alone, or None. node_of: the node
         that a pod is nominated for, by UID, or "". may_preempt: whether a pod could make room for
         itself."""
@@ -88,6 +90,7 @@ class GangPlans:
         self._examine = examine
         self._node_of = node_of
         self._evaluate = evaluate
+        self._admit = admit
         self._network = network
         self._may_preempt = may_preempt
         self._plans: OrderedDict[str, _Plan] = OrderedDict()
@@ -142,10 +145,10 @@ class GangPlans:
             self._plans.pop(each.gang, None)
         seen = self._tables.reservations.pod_for
         wanted = [replace(each, pods=tuple(map(seen, each.pods))) for each in wanted]
-        evaluations: dict[PodShape, Evaluation] = {}
         try:
-            for shape in {pod.shape: None for each in wanted for pod in each.pods}:
-                evaluations[shape] = self._evaluate(shape)
+            evaluations = self._evaluations(
+                dict.fromkeys(pod.shape for each in wanted for pod in each.pods)
+            )
         except Refusal:
             # The attempt of that member will say why.
             return None
@@ -189,6 +192,22 @@ class GangPlans:
         )
         self._keep(plan, wanted, in_turns=in_turns)
         return None
+
+    def _evaluations(self, shapes: Iterable[PodShape]) -> dict[PodShape, Evaluation]:
+        """Return what nodes mean for pods of each shape, worked out once for each reduced shape.
+
+        Raises Refusal.
+        """
+        known: dict[PodShape, Evaluation] = {}
+        evaluations = {}
+        for shape in shapes:
+            reduced = self._tables.reduction.of(shape)
+            if reduced in known:
+                self._admit(shape)
+            else:
+                known[reduced] = self._evaluate(shape)
+            evaluations[shape] = known[reduced]
+        return evaluations
 
     def _applying(
         self, evaluations: Mapping[PodShape, Evaluation], checks: Callable[[str], RowChecks]

@@ -167,6 +167,10 @@ class Scheduling:
         """Return every node's verdict on a pod. Raises Refusal."""
         return self._evaluators[shape.scheduler_name].evaluate(shape)
 
+    def admit(self, shape: PodShape) -> None:
+        """Ask the plugins without a node dimension about a pod. Raises Refusal."""
+        self._evaluators[shape.scheduler_name].admit(shape)
+
     def feasible_nodes(self, pod: PendingPod[PodShape]) -> tuple[str, ...]:
         """Return the names of the nodes that all filters pass, without booking anything."""
         try:

@@ -38,6 +38,7 @@ class _Cluster:
             self.scheduling.checks,
             self.scheduling.evaluate,
             None,
+            admit=self.scheduling.admit,
             examine=self.scheduling.examine,
             node_of=self.scheduling.nominator.node_of,
         )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Scheduling
@@ -60,8 +61,9 @@ class _Bed:
         self.plans = GangPlans(
             self.tables,
             self.scheduling.checks,
-            self.scheduling.evaluate,
+            self._evaluate,
             self.network,
+            admit=self.scheduling.admit,
             examine=self.scheduling.examine,
             node_of=self.scheduling.nominator.node_of,
             may_preempt=lambda pod: may_preempt,
@@ -71,6 +73,11 @@ class _Bed:
             labels = {"rack": name[0].upper()}
             self.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": cpu}))
         self.shapes = Shapes()
+        self.evaluated = 0
+
+    def _evaluate(self, shape: PodShape) -> Evaluation:
+        self.evaluated += 1
+        return self.scheduling.evaluate(shape)
 
     def pod(
         self,
@@ -127,6 +134,15 @@ def test_an_index_counts_before_the_name() -> None:
     bed = _Bed()
     pods = [bed.pod("a", index=3), bed.pod("b", index=2), bed.pod("c", index=1)]
     assert bed.nodes_of(pods) == {"c": "b0", "b": "b1", "a": "b2"}
+
+
+def test_members_that_differ_in_nothing_that_nodes_look_at_are_evaluated_once() -> None:
+    """Each member of a gang that is not strict has the gang looked at, as long as it is short."""
+    bed = _Bed()
+    pods = [bed.pod(f"w{number}", own={"labels": {"n": str(number)}}) for number in range(9)]
+    assert len({pod.shape for pod in pods}) == len(pods)
+    assert "there is room for 7 at most" in bed.refusal(pods).message
+    assert bed.evaluated == 1
 
 
 def test_what_only_a_trial_shows_corrects_the_plan() -> None:

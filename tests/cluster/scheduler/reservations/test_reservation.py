@@ -273,6 +273,7 @@ def _short(cluster: _Cluster, app: str, *names: str) -> Diagnosis | None:
         scheduling.checks,
         scheduling.evaluate,
         None,
+        admit=scheduling.admit,
         examine=scheduling.examine,
         node_of=scheduling.nominator.node_of,
     )
