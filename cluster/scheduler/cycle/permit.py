@@ -326,13 +326,12 @@ class Permit(Generic[S]):
         group = tuple(self._gangs.peers(gang))
         ids = tuple(other.id for other in group)
         waiting = self._gangs.members(group, Step.WAITING)
-        others = tuple(u for u in self._gangs.members(group, Step.PENDING) if u != uid)
         undoes = self._step_back(waiting)
-        self._queue.fail_gangs(uid, ids, waiting, now)
-        if not waiting and not others:
+        held_up = self._queue.fail_gangs(uid, ids, waiting, now)
+        if not waiting and not held_up:
             return ()
         return (
-            Decision(give_back=waiting, held_up=others, message=message, undoes=undoes, gangs=ids),
+            Decision(give_back=waiting, held_up=held_up, message=message, undoes=undoes, gangs=ids),
         )
 
     def put_off(self, uid: str, now: float) -> None:

@@ -169,12 +169,15 @@ class SchedulingQueue(Generic[S]):
 
         No change of the cluster could help that pod now, and so none would wake them.
         """
-        held_up = {
-            held: None
-            for gang in gangs
-            for held in self._waiting.groups(gang)
-            if any(probe.uid == uid for probe, _ in held.probes)
+        groups = [held for gang in gangs for held in self._waiting.groups(gang)]
+        # Groups that gave their nodes back together share their probes.
+        by_probes = {id(held.probes): held.probes for held in groups}
+        its_own = {
+            each
+            for each, probes in by_probes.items()
+            if any(probe.uid == uid for probe, _ in probes)
         }
+        held_up = [held for held in groups if id(held.probes) in its_own]
         self._waking.wake(held_up, now, POD_GONE)
 
     # --- attempts --------------------------------------------------------------------------------
@@ -305,8 +308,9 @@ class SchedulingQueue(Generic[S]):
             again = again or landed.entry.edited
             landed.entry.refusals += 1
             groups[self._waiting.hold(landed.entry)] = None
+        shared = tuple(probes.values())
         for held in groups:
-            held.probes = tuple(probes.values())
+            held.probes = shared
             held.order = order
             held.refused_at = now
             self._waking.put_unschedulable(held)
@@ -315,6 +319,10 @@ class SchedulingQueue(Generic[S]):
 
     def fail(self, uid: str, now: float) -> None:
         """Take back a pod whose attempt ended with an error; it is tried again after a time."""
+        self._fail(uid, now, None)
+
+    def _fail(self, uid: str, now: float, late: float | None) -> None:
+        """Have a pod back off after an error. late: when its gang is tried again, if that waits."""
         landed = self._in_flight.land(uid)
         if landed is None:
             return
@@ -322,27 +330,35 @@ class SchedulingQueue(Generic[S]):
         entry.edited = False
         entry.errors += 1
         entry.since = now
-        until = now + self._backoff.after(entry.errors)
+        pause = self._backoff.after(entry.errors)
+        until = now + pause
+        if late is not None and until - late <= pause / 2:
+            # A thousand members that fail one after another must not move all others each time.
+            until = late
         self._waiting.put(entry, QueueState.BACKOFF, ATTEMPT_FAILED, until=until)
 
     def fail_gangs(
         self, uid: str, gangs: Iterable[str], waiting: Iterable[str], now: float
-    ) -> None:
+    ) -> tuple[str, ...]:
         """Take back a member whose attempt ended with an error; its gangs back off with it.
 
         Members that were tried before it is tried again would hold nodes in the meantime. Those
-        that are unschedulable or gated stay. waiting: as in `refuse_gangs`.
+        that are unschedulable or gated stay. waiting: as in `refuse_gangs`. Returns the UIDs of the
+        other members that back off because of it, and not after an error of their own.
         """
         gangs = tuple(gangs)
-        self.fail(uid, now)
+        self._fail(uid, now, self._waiting.late(gangs))
         late = self._waiting.late(gangs)
+        held_up: tuple[str, ...] = ()
         if late is not None:
             members = [entry for gang in gangs for entry in self._waiting.untried_members(gang)]
             early = [e for e in members if e.state is not QueueState.BACKOFF or e.until < late]
+            held_up = tuple(e.pod.uid for e in early if e.state is not QueueState.BACKOFF)
             for entry in early:
                 self._waiting.withdraw(entry)
             self._back_off(early, late, now)
         self.return_waiting(waiting, gangs, now)
+        return held_up
 
     def put_off(self, uid: str, gangs: Iterable[str], now: float) -> None:
         """Have a refused pod, and the refused members of `gangs`, back off as after an error.
@@ -432,7 +448,7 @@ class SchedulingQueue(Generic[S]):
                 # the nodes each.
                 entry.since = next(iter(singles)).since
                 late = self._waiting.late((gang,))
-                if late is not None and all(e.state is QueueState.BACKOFF for e in singles):
+                if late is not None and self._waiting.all_back_off(gang):
                     # Alone it would wait on a node until the others are tried again.
                     self._waiting.put(entry, QueueState.BACKOFF, why, until=late)
                     return

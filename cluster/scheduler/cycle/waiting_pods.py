@@ -35,6 +35,8 @@ class WaitingPods(Generic[S]):
         self._held_of_gang: dict[str, dict[Held[S], None]] = {}
         self._single_of_gang: dict[str, OrderedDict[str, Entry[S]]] = {}
         """Gang members that are active or back off on their own."""
+        self._backing_off: dict[str, tuple[int, float]] = {}
+        """Gang -> how many of these back off after an error, and the latest end of that."""
         self._refused_by: dict[str, dict[Held[S], None]] = {}
         """Plugin -> unschedulable pods that it refused."""
         self._gated_news: dict[str, Gated[S]] = {}
@@ -96,15 +98,15 @@ class WaitingPods(Generic[S]):
     def late(self, gangs: Iterable[str]) -> float | None:
         """Return when the last member of `gangs` that backs off after an error is tried again.
 
-        None: no member does.
+        None: no member does. It may be the time of one that left while others back off still.
         """
-        ends = (
-            entry.until
-            for gang in gangs
-            for entry in self.singles(gang)
-            if entry.state is QueueState.BACKOFF
-        )
-        return max(ends, default=None)
+        found = (self._backing_off.get(gang) for gang in gangs)
+        return max((end for _, end in filter(None, found)), default=None)
+
+    def all_back_off(self, gang: str) -> bool:
+        """Return whether those members of a gang back off that are active or do so on their own."""
+        count, _ = self._backing_off.get(gang, (0, 0.0))
+        return count == len(self.singles(gang))
 
     def take_gated(self) -> tuple[Gated[S], ...]:
         """Return the gated pods, once for each pod and reason."""
@@ -134,6 +136,9 @@ class WaitingPods(Generic[S]):
         else:
             entry.until = until
             self.failed.push((until,), entry)
+            if pod.gang:
+                count, end = self._backing_off.get(pod.gang, (0, until))
+                self._backing_off[pod.gang] = count + 1, max(end, until)
         if pod.gang:
             self._single_of_gang.setdefault(pod.gang, OrderedDict())[pod.uid] = entry
 
@@ -195,6 +200,10 @@ class WaitingPods(Generic[S]):
                 return
             (self.active if entry.state is QueueState.ACTIVE else self.failed).remove(entry)
             if pod.gang:
+                if entry.state is QueueState.BACKOFF:
+                    count, end = self._backing_off.pop(pod.gang)
+                    if count > 1:
+                        self._backing_off[pod.gang] = count - 1, end
                 singles = self._single_of_gang[pod.gang]
                 del singles[pod.uid]
                 if not singles:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from cluster.scheduler.cycle.events import (
     ClusterEvent,
@@ -84,29 +84,31 @@ class Waking(Generic[S]):
         """
         interest = self._events.interest(event.kind, event.action)
         groups: dict[Held[S], None] = {}
+        asked = _Asked(event, interest)
         for plugin in interest:
             if plugin in self._events.by_state and event.concerns_all:
                 if self._waiting.refused_by(plugin):
                     self._changed.add(plugin)
                 continue
             for held in self._waiting.refused_by(plugin):
-                if held not in groups and self._may_help(held, event, interest):
+                if held not in groups and self._may_help(held, event, asked):
                     groups[held] = None
         return self.wake(groups, now, event_name(event.kind, event.action))
 
     def helped(self, groups: Iterable[Held[S]], events: Sequence[ClusterEvent] | None) -> bool:
         """Return whether one of the events may help; None stands for events that are not known."""
         return events is None or any(
-            self._may_help(held, event, self._events.interest(event.kind, event.action))
+            self._may_help(held, event, asked)
             for event in events
+            for asked in (_Asked(event, self._events.interest(event.kind, event.action)),)
             for held in groups
         )
 
-    def _may_help(self, held: Held[S], event: ClusterEvent, interest: Interest) -> bool:
+    def _may_help(self, held: Held[S], event: ClusterEvent, asked: _Asked) -> bool:
         gang, shape, _, _ = held.key
         if held.order <= event.undoes or gang in event.gangs or shape is event.not_for:
             return False
-        return any(may_help(pod, plugins, event, interest) for pod, plugins in held.probes)
+        return asked.may_help(held)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -128,11 +130,12 @@ class Waking(Generic[S]):
         interest = {plugin: self._events.by_state[plugin] for plugin in changed}
         shapes = sum(len(self._waiting.refused_by(plugin)) for plugin in changed)
         self._ask_at = now + STATE_INTERVAL_S * max(1.0, shapes / _STATE_SHAPES)
+        asked = _Asked(None, interest)
         groups = {
             held: None
             for plugin in changed
             for held in self._waiting.refused_by(plugin)
-            if any(may_help(pod, plugins, None, interest) for pod, plugins in held.probes)
+            if asked.may_help(held)
         }
         self.wake(groups, now, STATE_CHANGED)
 
@@ -160,8 +163,13 @@ class Waking(Generic[S]):
     def wake(self, groups: Iterable[Held[S]], now: float, why: str) -> int:
         """Move unschedulable pods to where they back off or are active; gangs as a whole."""
         moved = 0
+        gangs = set()
         for first in groups:
             gang = first.key[0]
+            if gang in gangs:
+                continue
+            if gang:
+                gangs.add(gang)
             asleep = [
                 held
                 for held in (self._waiting.groups(gang) if gang else (first,))
@@ -178,3 +186,25 @@ class Waking(Generic[S]):
                 self._waiting.move(held, state, why, until=until)
                 moved += len(held.pods)
         return moved
+
+
+class _Asked:
+    """Which probes one change may help, each asked once: members of a gang may share thousands."""
+
+    def __init__(self, event: ClusterEvent | None, interest: Interest) -> None:
+        """event, interest: see `may_help`."""
+        self._event = event
+        self._interest = interest
+        self._answers: dict[int, bool] = {}
+        """By the identity of what several groups share."""
+
+    def may_help(self, held: Held[Any]) -> bool:
+        probes = held.probes
+        if len(probes) == 1:
+            pod, plugins = probes[0]
+            return may_help(pod, plugins, self._event, self._interest)
+        known = self._answers.get(id(probes))
+        if known is None:
+            known = any(may_help(p, plugins, self._event, self._interest) for p, plugins in probes)
+            self._answers[id(probes)] = known
+        return known

@@ -11,7 +11,7 @@ from tests.cluster.scheduler.cycle.queues import (
     popped,
     queue,
 )
-from tests.cluster.scheduler.pending import pending
+from tests.cluster.scheduler.pending import Pod, pending
 
 
 def test_members_of_a_gang_leave_in_a_row() -> None:
@@ -141,6 +141,49 @@ def test_a_gang_waits_for_the_longest_back_off_of_its_members() -> None:
     q.return_waiting(["g-2"], ["g"], now=4.0)
     assert popped(q, 6.9) == []
     assert sorted(popped(q, 7.0)) == ["g-0", "g-1", "g-2"]
+
+
+def test_members_that_fail_one_after_another_are_tried_at_one_time_and_move_no_others() -> None:
+    """As when the API server refuses the bindings of a whole gang."""
+    q = queue()
+    names = [f"g-{number}" for number in range(6)]
+    gang_of(q, "g", ["small"] * 6)
+    assert [pop(q) for _ in names[:5]] == names[:5]
+    held_up = [q.fail_gangs(name, ["g"], [], now=0.1 * at) for at, name in enumerate(names[:5])]
+    # The one that was not tried waits with the first; the others have errors of their own.
+    assert held_up == [("g-5",), (), (), (), ()]
+    came = q.incoming["ScheduleAttemptFailure", "backoff"]
+    assert came == len(names)
+    assert popped(q, 0.9) == []
+    assert sorted(popped(q, 1.0)) == names
+
+
+def test_a_member_that_fails_much_later_has_the_others_wait_for_it() -> None:
+    q = queue()
+    gang_of(q, "g", ["small"] * 2)
+    assert [pop(q) for _ in range(2)] == ["g-0", "g-1"]
+    q.fail_gangs("g-0", ["g"], [], now=0.0)
+    q.fail_gangs("g-1", ["g"], [], now=0.9)
+    assert popped(q, 1.8) == []
+    assert sorted(popped(q, 1.9)) == ["g-0", "g-1"]
+
+
+def test_what_members_wait_for_together_is_asked_about_once() -> None:
+    """Members of a gang that is not strict can all differ, and wait for all refused ones."""
+    asked: list[str] = []
+
+    def hint(pod: Pod, old: object, new: object) -> bool:
+        asked.append(pod.uid)
+        return False
+
+    q = queue(hint=hint)
+    gang_of(q, "g", [f"shape-{number}" for number in range(6)])
+    popped(q)
+    for number in range(3):
+        q.refuse(f"g-{number}", {"Fit"}, now=0)
+    q.return_waiting([f"g-{number}" for number in range(3, 6)], ["g"], now=0)
+    assert q.cluster_event(FREED, now=20) == 0
+    assert sorted(asked) == sorted([*("g-0", "g-1", "g-2") * 2])
 
 
 def test_members_that_gave_their_nodes_back_without_a_refusal_wait_for_activation() -> None:

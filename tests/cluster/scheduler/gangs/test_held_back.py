@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.beds.core import Bed
 
@@ -122,3 +123,23 @@ def test_members_that_are_too_few_without_the_one_that_held_them_up_say_so() -> 
     bed.run(15.0)
     assert bed.core.queue.state_of("u-a") is QueueState.GATED
     assert "waits until gang default/g has at least 2 pods" in bed.messages["a"]
+
+
+def test_members_whose_bindings_are_refused_say_why_each_once() -> None:
+    """A thousand of them that said so of each other would write half a million statuses."""
+    bed = Bed()
+    bed.node("n", 40)
+    names = [f"g{number}" for number in range(20)]
+    for name in names:
+        bed.pod(name, 1, 0, gang=len(names))
+    assert not bed.core.schedule_for(10.0)
+    assert len(bed.placements) == len(names)
+    bed.events.clear()
+    for placement in bed.placements:
+        bed.core.attempts.bound(placement, Refused(Why.FORBIDDEN, f"no {placement.name}"))
+    assert bed.messages == {name: f"no {name}" for name in names}
+    assert len(bed.events) == len(names)
+    assert not bed.core.tables.bookings
+    bed.placements.clear()
+    bed.run(15.0)
+    assert all(bed.node_of(name) for name in names)
