@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from apis.qos import KubeQoS, QoSClass
 from hooks.claim import Claim, Rank
 from hooks.standing import Standing
 from hooks.subject import Level, Pod
 from koordlet.qos.strategy import Situation
 from linux.resources import UNLIMITED, Resource
+
+LIFTED_AHEAD_S: Final = 2.0
+"""On cgroup v1, between the moment from which no container is created with a quota of its own and
+the first common quota. Chosen: a runtime writes the quota of a reply within a second, busy nodes
+included. v1 refuses one above the parent's, and the container would not start. Twice the value
+delays the first common quota by two seconds more."""
 
 
 def is_best_effort(pod: Pod) -> bool:

@@ -47,7 +47,7 @@ from hooks.facts import NodeInputs
 from hooks.standing import Claims, Standing, merged
 from hooks.subject import HostAppSubject, Level, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
-from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
+from koordlet.qos.strategies.best_effort import LIFTED_AHEAD_S, is_best_effort, lifted_below
 from koordlet.qos.strategies.cpu_choice import choose, share
 from koordlet.qos.strategies.cpu_owners import (
     Owners,
@@ -78,11 +78,6 @@ sets of all best-effort cgroups more often on a noisy node."""
 _HOLD_S: Final = 10.0
 """Chosen: without a measurement the last decision stays for so long. A restart of a collector is
 shorter; a node that is not measured must not stay suppressed for ever."""
-_LIFTED_AHEAD_S: Final = 2.0
-"""On cgroup v1, between the moment from which no container is created with a quota of its own and
-the first common quota. Chosen: a runtime writes the quota of a reply within a second, busy nodes
-included. v1 refuses one above the parent's, and the container would not start. Twice the value
-delays the first suppression by two seconds more."""
 
 _SLO: Final = "NodeSLO spec.resourceUsedThresholdWithBE"
 _ROOT: Final = QosSubject(KubeQoS.BESTEFFORT, "").key
@@ -447,7 +442,8 @@ def _by_quota(
 ) -> tuple[State, Verdict]:
     """milli: what to leave at once, if it is not the amount."""
     pool = Standing()
-    if not situation.inputs.settings.gate("BECPUManager", default=False):
+    allocated_cpus = situation.inputs.settings.gate("BECPUManager", default=False)
+    if not allocated_cpus:
         pool = _pool_claims(owners, situation)
     source = _SLO + ".cpuSuppressPolicy"
     lifted = lifted_below(
@@ -458,12 +454,17 @@ def _by_quota(
         milli is None
         and lifted.by_class
         and state.quota_us == UNLIMITED
-        and situation.now - lifted_at < _LIFTED_AHEAD_S
+        and situation.now - lifted_at < LIFTED_AHEAD_S
     ):
         # Containers that the runtime is creating still have a quota of their own.
         summary = f"best-effort pods lose their own quotas, then they get one together: {amount}"
+        held = state.cpus & owners.free
+        if held and not allocated_cpus:
+            # The policy was `cpuset`: its set holds them until the quota does.
+            reason = f"suppressed to {len(held)} CPUs until a quota holds: {state.terms}"
+            pool = _cpu_claims(held, situation, owners, reason)
         verdict = Verdict(standing=merged([pool, lifted]), summary=summary)
-        return State(lifted_at=lifted_at), verdict
+        return State(cpus=state.cpus, terms=state.terms, lifted_at=lifted_at), verdict
     wanted = amount.milli if milli is None else milli
     quota_us = next_quota(wanted, state.quota_us, situation.node.cpu_milli)
     changed = quota_us != state.quota_us

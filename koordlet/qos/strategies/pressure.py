@@ -51,7 +51,7 @@ from hooks.claim import Claim, Op, Rank
 from hooks.standing import Claims, Standing, merged
 from hooks.subject import Amounts, Pod, PodSubject, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
-from koordlet.qos.strategies.best_effort import is_best_effort, lifted_below
+from koordlet.qos.strategies.best_effort import LIFTED_AHEAD_S, is_best_effort, lifted_below
 from koordlet.qos.strategies.candidates import extended_request
 from koordlet.qos.strategy import Note, Situation, Strategy, Verdict
 from linux.resources import UNLIMITED, Resource
@@ -124,8 +124,12 @@ class Loop(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True, tag_field="version", tag=1):
+    """lifted_at: since when best-effort pods have no quotas of their own, for the sake of a common
+    one; None without a common quota."""
+
     cpu: Loop = Loop()
     memory: Loop = Loop()
+    lifted_at: float | None = None
 
 
 class Pressure(NamedTuple):
@@ -172,13 +176,18 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
             "no pressure of latency-sensitive pods is measured: it needs gate PSICollector, and"
             " cgroup v2 or Alibaba's kernel"
         )
-    standing = Standing(claims)
+    lifted, lifted_at = Standing(), None
     if _ROOT in claims:
         held = "the quota of all best-effort pods holds this one"
-        standing = merged([standing, lifted_below(situation, NAME, held, _SOURCE)])
-    return State(cpu, memory), Verdict(
-        standing=standing,
-        notes=tuple(_notes(state, State(cpu, memory), parts)),
+        lifted = lifted_below(situation, NAME, held, _SOURCE)
+        lifted_at = situation.now if state.lifted_at is None else state.lifted_at
+        if lifted.by_class and situation.now - lifted_at < LIFTED_AHEAD_S:
+            # Containers that the runtime is creating still have a quota of their own.
+            del claims[_ROOT]
+    after = State(cpu, memory, lifted_at)
+    return after, Verdict(
+        standing=merged([Standing(claims), lifted]),
+        notes=tuple(_notes(state, after, parts)),
         gauges={
             ("pressure_squeeze_ratio", (("resource", "cpu"),)): cpu.squeeze,
             ("pressure_squeeze_ratio", (("resource", "memory"),)): memory.squeeze,

@@ -570,6 +570,20 @@ def test_on_v1_the_lead_begins_again_after_suppression_was_off() -> None:
     assert quota_of(verdict) is None
 
 
+def test_on_v1_the_cpu_set_holds_until_the_quota_that_takes_its_place_does() -> None:
+    by_quota = slo(cpuSuppressPolicy="cfsQuota")
+    state = on("0-3,8")
+    taken = lse("a", "0")
+    for now in (1000.0, 1001.0):
+        state, verdict = step(state, at(9.0, 6.0, 2.0, taken, slo=by_quota, now=now))
+        assert quota_of(verdict) is None
+        assert str(cpus_of(verdict.standing, ROOT)) == "1-3,8"
+        assert "until a quota holds" in verdict.standing.of(ROOT)[0].reason
+    state, verdict = step(state, at(9.0, 6.0, 2.0, taken, slo=by_quota, now=1002.0))
+    assert quota_of(verdict) == 340_000 and not state.cpus
+    assert str(cpus_of(verdict.standing, ROOT)) == "1-15"
+
+
 # -- off --------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ from koordlet.qos.strategies.pressure import (
 )
 from koordlet.qos.strategy import Situation, Verdict
 from linux.resources import UNLIMITED, Resource
-from tests.hooks.making import GIB, MAINLINE, a_pod, batch, be_pod, engine, node
+from tests.hooks.making import EVERYTHING, GIB, MAINLINE, a_pod, batch, be_pod, engine, node
 from tests.koordlet.qos.lives import Life
 from tests.koordlet.qos.situations import a_situation
 
@@ -43,6 +43,7 @@ ROOT = QosSubject(KubeQoS.BESTEFFORT, "kubepods/besteffort")
 WEB = a_pod(QoSClass.LS, name="web")
 LARGE = be_pod(name="large", specs=[batch("main", memory=(GIB, None))])
 SMALL = be_pod(name="small")
+V2 = KernelFacts(cgroup_version=2, supported=EVERYTHING)
 
 
 def at(
@@ -57,7 +58,8 @@ def at(
     more: dict[Series, float] | None = None,
     **given_: Any,
 ) -> Situation:
-    """Return a node where the pod `web` waits so many percent of the time."""
+    """Return a node with cgroup v2 where the pod `web` waits so many percent of the time."""
+    given_.setdefault("inputs", node(kernel=V2))
     values = {
         Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, LARGE.uid): large,
         Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, SMALL.uid): small,
@@ -270,6 +272,23 @@ def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
         assert decided(verdict, PodSubject(WEB), QUOTA) is None
 
 
+def test_on_v1_no_quota_falls_before_containers_being_created_have_lost_theirs() -> None:
+    """A reply of a moment ago still has a quota, and the kernel refuses one above the parent's."""
+    on_v1 = node(kernel=KernelFacts(supported=EVERYTHING))
+    state, _ = after(3, State(), at(40.0, inputs=on_v1))
+    quotas = []
+    for second in range(4):
+        state, verdict = step(state, at(40.0, inputs=on_v1, now=1003.0 + second))
+        assert decided(verdict, PodSubject(LARGE), QUOTA) == UNLIMITED
+        quotas.append(decided(verdict, ROOT, QUOTA))
+    assert quotas[:2] == [None, None] and None not in quotas[2:]
+    state, verdict = after(80, state, at(0.0, inputs=on_v1, now=1010.0))
+    assert verdict.standing == Standing()
+    state, _ = after(3, state, at(40.0, inputs=on_v1, now=1100.0))
+    _, verdict = step(state, at(40.0, inputs=on_v1, now=1103.0))
+    assert decided(verdict, ROOT, QUOTA) is None, "the next squeeze has a lead of its own"
+
+
 # -- beside suppression -----------------------------------------------------------------------
 
 
@@ -277,7 +296,7 @@ def test_the_smaller_of_suppression_and_pressure_holds() -> None:
     slo = {"resourceUsedThresholdWithBE": {"enable": True, "cpuSuppressPolicy": "cfsQuota"}}
     used = {Series(Metric.NODE_CPU): 9.0}
     situation = at(50.0, more=used, slo=slo)
-    _, suppressed = cpu_suppress.step(cpu_suppress.State(lifted_at=0.0), situation)
+    _, suppressed = cpu_suppress.step(cpu_suppress.State(), situation)
     for seconds, quota in ((4, 140_000), (13, 100_000)):
         _, squeezed = after(seconds, State(), situation)
         both = merged([suppressed.standing, squeezed.standing])
