@@ -293,7 +293,11 @@ class NodeCPUFacts(Struct, frozen=True):
 
 
 def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPUFacts:
-    """Return pools and owners of CPUs; raise InputErrors naming all bad annotations."""
+    """Return what decides about CPUs; raise InputErrors naming all bad annotations.
+
+    `pod_cpu_allocs` is left to `parse_pod_cpu_allocs`: it is only shown, so a bad one must not cost
+    the pools.
+    """
     errors: list[InputError] = []
     pools: dict[str, tuple[CPUSharedPool, ...]] = {}
     for key in (ANNOTATION_CPU_SHARED_POOLS, ANNOTATION_BE_CPU_SHARED_POOLS):
@@ -315,13 +319,6 @@ def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPU
         )
     except InputError as error:
         errors.append(error)
-    pod_cpu_allocs: tuple[PodCPUAlloc, ...] = ()
-    try:
-        pod_cpu_allocs = parse_pod_cpu_allocs(
-            annotations.get(ANNOTATION_POD_CPU_ALLOCS) or "null", obj=obj
-        )
-    except InputError as error:
-        errors.append(error)
     if errors:
         raise InputErrors(errors)
     return NodeCPUFacts(
@@ -329,5 +326,4 @@ def parse_node_cpu_facts(annotations: Mapping[str, str], *, obj: str) -> NodeCPU
         be_shared_pools=pools[ANNOTATION_BE_CPU_SHARED_POOLS],
         cpu_manager_policy=policy,
         system_qos=system_qos,
-        pod_cpu_allocs=pod_cpu_allocs,
     )

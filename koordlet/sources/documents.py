@@ -17,12 +17,12 @@ from apis.device import Device
 from apis.effective_nodeslo import decode_nodeslo
 from apis.errors import InputError, InputErrors, printable
 from apis.fields import Path, copy_tree, get_field, parse_dotted, remove_field, set_field
-from apis.keys import CPU
+from apis.keys import ANNOTATION_POD_CPU_ALLOCS, CPU
 from apis.nodeslo import (
     NodeSLOSpec,
 )
 from apis.quantity import Quantity
-from apis.topology import NodeResourceTopology, parse_node_cpu_facts
+from apis.topology import NodeResourceTopology, parse_node_cpu_facts, parse_pod_cpu_allocs
 from hooks.facts import NodeMeta
 from koordlet.state.podspec import known_pod
 from service.manifest import DEEPEST, NotYaml, documents
@@ -158,8 +158,15 @@ def decode(identity: Identity, tree: Any, kept: Good | None) -> tuple[Good, list
             return Good(*good), errors
         case "NodeResourceTopology":
             topology = decode_object(tree, NodeResourceTopology, obj=obj)
-            facts = parse_node_cpu_facts(topology.metadata.annotations, obj=obj)
-            return Good(facts, tree), []
+            annotations = topology.metadata.annotations
+            facts = parse_node_cpu_facts(annotations, obj=obj)
+            text = annotations.get(ANNOTATION_POD_CPU_ALLOCS) or "null"
+            try:
+                allocs = parse_pod_cpu_allocs(text, obj=obj)
+            except InputError as error:
+                # They are only shown: the pools, which decide, stay usable.
+                return Good(facts, tree), [f"{error}; kubelet's CPUs of pods are not shown"]
+            return Good(msgspec.structs.replace(facts, pod_cpu_allocs=allocs), tree), []
         case "Node":
             return Good(node_meta(decode_object(tree, Node, obj=obj)), tree), []
         case "Device":

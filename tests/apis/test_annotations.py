@@ -136,11 +136,9 @@ def test_topology_annotations_parse_together_and_name_all_bad_ones() -> None:
             "node.koordinator.sh/be-cpu-shared-pools": "null",
             "kubelet.koordinator.sh/cpu-manager-policy": '{"policy":"static","reservedCPUs":"1,0"}',
             "node.koordinator.sh/system-qos-resource": '{"cpuset":"7"}',
-            "node.koordinator.sh/pod-cpu-allocs": '[{"uid":"u","cpuset":"2-3"}]',
         },
         obj="NodeResourceTopology n1",
     )
-    assert [(alloc.uid, alloc.cpuset) for alloc in facts.pod_cpu_allocs] == [("u", "2-3")]
     assert [(pool.node, str(pool.cpus)) for pool in facts.shared_pools] == [(0, "0-4")]
     assert facts.be_shared_pools == ()
     assert facts.cpu_manager_policy.policy == "static"
@@ -153,11 +151,10 @@ def test_topology_annotations_parse_together_and_name_all_bad_ones() -> None:
             {
                 "node.koordinator.sh/cpu-shared-pools": "{}",
                 "kubelet.koordinator.sh/cpu-manager-policy": "[]",
-                "node.koordinator.sh/pod-cpu-allocs": '[{"uid":"u","cpuset":"x"}]',
             },
             obj="NodeResourceTopology n1",
         )
-    assert len(caught.value.errors) == 3
+    assert len(caught.value.errors) == 2
 
 
 def test_reserved_cpus_replace_the_reserved_amount() -> None:

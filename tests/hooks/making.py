@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from apis.effective_nodeslo import decode_nodeslo
-from apis.keys import LABEL_QOS_CLASS
+from apis.keys import ANNOTATION_POD_CPU_ALLOCS, LABEL_QOS_CLASS
 from apis.nodeslo import (
     NodeSLOSpec,
 )
 from apis.qos import KubeQoS, QoSClass
-from apis.topology import NodeCPUFacts, parse_node_cpu_facts
+from apis.topology import NodeCPUFacts, parse_node_cpu_facts, parse_pod_cpu_allocs
 from hooks.check import claim_problem
 from hooks.claim import Claim
 from hooks.decision import Decision
@@ -173,7 +173,9 @@ def classes(
 
 def topology(annotations: Mapping[str, Any]) -> NodeCPUFacts:
     texts = {key: json.dumps(value) for key, value in annotations.items()}
-    return parse_node_cpu_facts(texts, obj="NodeResourceTopology n1")
+    obj = "NodeResourceTopology n1"
+    allocs = parse_pod_cpu_allocs(texts.get(ANNOTATION_POD_CPU_ALLOCS, "null"), obj=obj)
+    return msgspec.structs.replace(parse_node_cpu_facts(texts, obj=obj), pod_cpu_allocs=allocs)
 
 
 def node(

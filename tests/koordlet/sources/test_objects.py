@@ -105,6 +105,23 @@ def test_several_documents_and_lists_are_read(directory: Directory) -> None:
     assert objects.problems == ()
 
 
+def test_bad_cpus_of_kubelets_pods_cost_no_pool(directory: Directory) -> None:
+    annotations = {
+        "node.koordinator.sh/cpu-shared-pools": '[{"socket":0,"node":0,"cpuset":"0-3"}]',
+        "node.koordinator.sh/pod-cpu-allocs": '[{"uid":"u","cpuset":"x"}]',
+    }
+    objects = write(
+        directory,
+        "topology.yaml",
+        dump({**TOPOLOGY, "metadata": {"name": "n1", "annotations": annotations}}),
+    )
+    assert objects.topology is not None
+    assert [str(pool.cpus) for pool in objects.topology.shared_pools] == ["0-3"]
+    assert objects.topology.pod_cpu_allocs == ()
+    (message,) = messages(objects)
+    assert "pod-cpu-allocs" in message and message.endswith("kubelet's CPUs of pods are not shown")
+
+
 def test_objects_of_other_nodes_are_nobodys_business(directory: Directory) -> None:
     other = {**SLO, "metadata": {"name": "n2"}}
     elsewhere = pod_manifest("a", spec={"nodeName": "n2"})
