@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from apis.cpuset import NO_CPUS, CpuSet
 from apis.errors import printable
 from koordctl.cpus import owned
 from koordctl.tables import heading, table, when
@@ -95,7 +96,10 @@ def screen(answer: Mapping[str, Any], *, sort: str = "cpu", width: int = 120) ->
         if each["on"]
     ]
     blocks.append(table(("STRATEGY", "STEP", "DOES"), strategies, width=width))
-    of_pods = {row.uid: row.cpus for row in cpus}
+    of_pods: dict[str, CpuSet] = {}
+    for row in cpus:  # the scheduler and kubelet may both name CPUs of a pod
+        if row.uid:
+            of_pods[row.uid] = of_pods.get(row.uid, NO_CPUS) | row.cpus
     pods = [
         (
             printable(f"{pod['namespace']}/{pod['name']}"),

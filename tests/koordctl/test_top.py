@@ -44,6 +44,15 @@ def test_a_look_shows_who_has_the_cpus() -> None:
     assert database.split() == ["default/db-0", "LSR", "2.00", "2.0", "GiB", "-", "1,3", "-"]
 
 
+def test_a_pod_has_the_cpus_of_all_its_rows() -> None:
+    answer = look()
+    cpus = answer["topology"]["nodes"][0]["cpus"]
+    of_kubelet = {**cpus[1]["owners"][0], "why": "kubelet's static CPU manager"}
+    cpus[5]["owners"] = [of_kubelet]
+    [database] = [line for line in screen(answer, width=140).splitlines() if "default/db-0" in line]
+    assert database.split()[-2] == "1,3,9"
+
+
 def test_a_node_without_owned_cpus_has_no_line_for_them() -> None:
     answer = look()
     answer["topology"]["nodes"][0]["cpus"] = [{"id": 0, "core": 0, "owners": []}]
