@@ -58,6 +58,8 @@ class Judge:
         """Note which pods' groups have come and gone, if a QoS directory has a desired value."""
         if any(self._table.wanted(f"kubeqos/{qos}") for qos in KubeQoS):
             self._pod_groups.count(now)
+        else:
+            self._pod_groups.forget()
 
     def dirty(self, slots: Sequence[Slot], plan: Plan, now: float) -> list[Slot]:
         """Return those of `slots`, all of cgroup files, that may have to be written.

@@ -62,6 +62,11 @@ class PodGroups:
         while self._changes and now - self._changes[0].at >= self._window_s:
             self._changes.popleft()
 
+    def forget(self) -> None:
+        """Compare the next `count` with nothing: what changed until then is not of that moment."""
+        self._root = ""
+        self._changes.clear()
+
     def resets_explained(self, place: str, now: float) -> int:
         """Return how many resets in the last `window_s` seconds the pods' groups explain.
 

@@ -209,3 +209,17 @@ def test_groups_are_not_listed_while_no_class_has_a_desired_value() -> None:
     listed.clear()
     bed.run()
     assert not listed
+
+
+def test_pods_that_came_while_no_class_had_a_value_explain_nothing_later() -> None:
+    bed = _bed()
+    bed.want(CLASS)
+    bed.run()
+    _ten_pods(bed)
+    bed.kernel.clock.advance(3600.0)
+    bed.want(CLASS, (bed.kubelet.qos_dir("Burstable"), MIN, PROTECTED))
+    bed.run()
+    for _ in range(4):
+        _reset(bed)
+        bed.run()
+    assert bed.view(CLASS, MIN).state is State.BLOCKED
