@@ -23,6 +23,7 @@ from cluster.manager.manager import Manager
 from cluster.manager.node_metric import node_metric_controller
 from cluster.manager.node_resource import NodeResourceController
 from cluster.metrics import ManagerMetrics
+from cluster.webhook.configuration import WEBHOOKS, Webhook
 from kube.cache import Cache
 from kube.client import ApiError, Client
 from kube.connection import Connection
@@ -38,6 +39,16 @@ from kube.resources import (
 from kube.webhook import ALLOWED, AdmissionRequest, GroupVersionKind
 from tests.kube.scripted import answer, api, status
 
+# What reviews of a webhook are counted under, by the resource that it is registered for.
+KINDS = {
+    "pods": "Pod",
+    "pods/binding": "Binding",
+    "nodes": "Node",
+    "nodes/status": "Node",
+    "configmaps": "ConfigMap",
+    "elasticquotas": "ElasticQuota",
+    "reservations": "Reservation",
+}
 AMOUNTS = {"cpu": "16", "memory": "64Gi"}
 NODE = {
     "metadata": {"name": "n1", "uid": "u"},
@@ -136,6 +147,32 @@ def test_objects_of_a_node_that_cannot_be_decoded_stay() -> None:
     assert [each.split()[0] for each in asked] == ["DELETE"]
 
 
+def test_writes_of_a_nodes_object_are_counted_by_their_outcome() -> None:
+    refused = False
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return status(403, "Forbidden", "not yours") if refused else answer({})
+
+    async def run() -> None:
+        nonlocal refused
+        async with api(handler) as client:
+            source, _ = configured(client, {"colocation-config": '{"enable":true}'})
+            nodes: Cache[Node] = Cache(client, NODES, Node)
+            reports: Cache[NodeMetric] = Cache(client, NODE_METRICS, NodeMetric)
+            metrics = ManagerMetrics()
+            controller = node_metric_controller(client, nodes, reports, source, metrics)
+            nodes.take(event("ADDED", NODE))
+            await controller.reconcile("n1")
+            refused = True
+            with pytest.raises(ApiError):
+                await controller.reconcile("n1")
+            assert metrics.node_metric.labels("succeeded", "").value == 1
+            assert metrics.node_metric.labels("failed", "createNodeMetric").value == 1
+            assert len(metrics.node_metric) == 2
+
+    asyncio.run(run())
+
+
 def test_a_recreated_config_map_is_no_longer_stale() -> None:
     async def run() -> None:
         async with Client(Connection("http://localhost")) as client:
@@ -173,6 +210,23 @@ def test_values_of_reviews_create_no_series() -> None:
         return metrics
 
     assert len(asyncio.run(run()).webhook) == 1
+
+
+@pytest.mark.parametrize("webhook", WEBHOOKS, ids=lambda webhook: webhook.path)
+def test_reviews_are_counted_by_the_kind_of_their_webhook(webhook: Webhook) -> None:
+    settings = parse([], {})
+
+    async def run() -> ManagerMetrics:
+        async with Client(Connection("http://localhost")) as client:
+            metrics = ManagerMetrics()
+            source, _ = configured(client, {})
+            caches = Caches(client, settings)
+            served = Admission(client, settings, caches, source, metrics, port=0)
+            served._observe(webhook.path, AdmissionRequest(uid="u"), ALLOWED, 0.001)
+        return metrics
+
+    shown = "".join(asyncio.run(run()).registry.slices())
+    assert f'object_type="{KINDS[webhook.resource]}"' in shown
 
 
 def test_events_that_cannot_be_sent_do_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:

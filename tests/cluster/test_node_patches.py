@@ -107,6 +107,22 @@ def test_only_own_keys_are_patched_and_equal_ones_left_out() -> None:
     assert due["status"]["allocatable"] == {BATCH: "8600"}
 
 
+def test_devices_are_counted_and_any_change_of_them_is_written() -> None:
+    """One of twenty devices is less than the threshold."""
+    devices = [{"type": "rdma", "health": True, "minor": each} for each in range(19)]
+    device = msgspec.convert({"spec": {"devices": devices}}, Device, dec_hook=dec_hook)
+    resource = "koordinator.sh/rdma"
+    before = wanted(view(node())).resources
+    offered = {name: str(amount) for name, amount in before.items() if amount is not None}
+    carrying = node({**offered, resource: "2000"})
+    result = wanted(dataclasses.replace(view(carrying), device=device))
+    patch = status_patch(carrying, result, threshold=0.1, refresh="")
+    assert patch["status"] == {
+        "capacity": {resource: "1900"},
+        "allocatable": {resource: "1900"},
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
