@@ -187,6 +187,25 @@ def test_looks_for_overuse_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch
     assert upkeep.faults.count == 1
 
 
+@pytest.mark.parametrize(
+    ("all_quotas", "runtime_quota", "watched"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+def test_overuse_is_watched_only_where_quotas_are_monitored_and_shared_at_run_time(
+    all_quotas: bool, runtime_quota: bool, watched: bool
+) -> None:
+    """The runtime falls while pods run, when others want their share; the maximum does not."""
+    upkeep = QuotaUpkeep(
+        cast(Client, _Requests()),
+        Bed().table,
+        {},
+        ElasticQuotaArgs(monitor_all_quotas=all_quotas, enable_runtime_quota=runtime_quota),
+        record=lambda event: None,
+        observe=lambda seconds: None,
+    )
+    assert (upkeep.monitor is not None) is watched
+
+
 def test_a_built_in_name_in_another_namespace_is_no_built_in_quota() -> None:
     bed = _bed()
     bed.place("3", "", "1")

@@ -138,6 +138,9 @@ def test_a_gang_shows_its_members_by_how_far_they_are(process: SchedulerProcess)
     assert gang["gangFrom"] == "GangFromPodAnnotation"
     assert gang["children"] == gang["pendingChildren"] == ["default/m"]
     assert gang["waitTime"] == "10m0s"
+    assert gang["hasGangInit"] is True
+    assert gang["onceResourceSatisfied"] is False
+    assert gang["gangGroupInfo"]["onceResourceSatisfied"] is False
     status, gangs = _get(process, "/apis/v1/plugins/Coscheduling/gangs")
     assert (status, gangs) == (200, {"default/train": gang})
 
