@@ -9,6 +9,8 @@ import msgspec
 from apis.core import Node, Pod
 from apis.decode import dec_hook, to_plain
 from apis.nodemetric import NodeMetric
+from cluster.manager.caches import Caches
+from cluster.manager.flags import parse
 from cluster.manager.objects import (
     StoredNodeSLO,
     detach_node_slo,
@@ -17,6 +19,8 @@ from cluster.manager.objects import (
     shrink_node_metric,
     shrink_pod,
 )
+from kube.client import Client
+from kube.connection import Connection
 
 NOISE = {"kubectl.kubernetes.io/last-applied-configuration": "{...}", "kept": "x"}
 
@@ -147,3 +151,23 @@ def test_specs_of_node_slos_are_kept_as_bytes_and_shared() -> None:
     assert plain_spec(bytes(first.spec)) is plain_spec(bytes(second.spec))
     assert plain_spec(bytes(first.spec))["odd"] == 1
     assert plain_spec(b"") == {} and plain_spec(b"null") == {} and plain_spec(b"[1]") == {}
+
+
+def test_the_caches_of_the_manager_keep_their_objects_so() -> None:
+    caches = Caches(Client(Connection("http://localhost")), parse([], {}))
+
+    def kept(name: str, **content: Any) -> Any:
+        metadata = {"name": "a", "annotations": NOISE}
+        page = msgspec.json.encode({"type": "ADDED", "object": {"metadata": metadata, **content}})
+        cache = getattr(caches, name)
+        cache.take(page)
+        return cache.items["a"]
+
+    assert kept("nodes").metadata.annotations == {"kept": "x"}
+    assert kept("pods").metadata.annotations == {"kept": "x"}
+    percentiles = [{"duration": "5m", "usage": {}}]
+    status = {"nodeMetric": {"aggregatedNodeUsages": percentiles}}
+    assert kept("node_metrics", status=status).status.node_metric.aggregated_node_usages == ()
+    spec = {"cpuBurstStrategy": {"policy": "auto"}}
+    first, second = (kept("node_slos", spec=spec).spec for _ in range(2))
+    assert plain_spec(bytes(first)) is plain_spec(bytes(second))

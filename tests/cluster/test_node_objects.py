@@ -14,7 +14,7 @@ from apis.meta import ObjectReference
 from apis.nodemetric import NodeMetric
 from cluster.manager.config_source import SLOConfigSource
 from cluster.manager.node_metric import node_metric_controller
-from cluster.manager.node_slo import ANNOTATION_APPLIED_ENTRIES, node_slo_controller
+from cluster.manager.node_slo import node_slo_controller
 from cluster.manager.objects import StoredNodeSLO, detach_node_slo
 from cluster.metrics import ManagerMetrics
 from kube.cache import Cache
@@ -211,8 +211,8 @@ def test_the_entry_that_applied_is_named_and_forgotten_with_it() -> None:
         world.start()
         await asyncio.sleep(1)
         metadata = world.server.get(NODE_SLOS, "a")["metadata"]
-        assert json.loads(metadata["annotations"][ANNOTATION_APPLIED_ENTRIES]) == {
-            "cpu-burst-config": "x"
+        assert metadata["annotations"] == {
+            "slo.koordinator.sh/applied-entries": '{"cpu-burst-config":"x"}'
         }
         world.node()
         await asyncio.sleep(1)

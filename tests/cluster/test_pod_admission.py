@@ -230,6 +230,14 @@ def test_gpu_short_hands_are_spelled_out(
     assert got["spec"]["containers"][0]["resources"]["requests"] == expected
 
 
+def test_limits_without_requests_get_the_shares_of_a_gpu_in_both() -> None:
+    got = mutated(pod({}, {"limits": {"koordinator.sh/gpu-core": "200"}}), [])
+    assert got["spec"]["containers"][0]["resources"] == {
+        "requests": {"koordinator.sh/gpu.shared": "1"},
+        "limits": {"koordinator.sh/gpu-core": "200", "koordinator.sh/gpu.shared": "1"},
+    }
+
+
 def test_admitting_a_pod_twice_is_admitting_it_once() -> None:
     suffix = profile("s", labelSuffixes={"team": "-x"}, patch={"spec": {"hostname": "h"}})
     obj = pod({"team": "ml"}, {"requests": {"cpu": "1", "koordinator.sh/gpu": "100"}})
