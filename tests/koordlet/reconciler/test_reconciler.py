@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from hooks.state import State
 from hooks.subject import ContainerSubject, PodSubject
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal
+from koordlet.reconciler import wishes
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.wishes import plan_for
 from koordlet.state.snapshot import Snapshot
@@ -211,6 +213,21 @@ def planned(node: Node) -> list[tuple[str, str, str]]:
         made = plan_for(executor, Snapshot(node.engine, node.subjects))
     assert not writes
     return [(write.slot[0], write.old, write.new) for write in made]
+
+
+def test_a_delivery_whose_container_never_appears_is_forgotten_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container that failed to start, or one that a runtime's list no longer has."""
+    now = [0.0]
+    monkeypatch.setattr(wishes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    node = make_node()
+    node.bed.journal.note_delivered("gone", SHARES, 1024, 700, policy="shares")
+    node.passes(1)
+    for now[0], complete, kept in ((599.0, True, True), (700.0, False, True), (701.0, True, False)):
+        node.complete = complete
+        node.passes(1)
+        assert (node.bed.journal.containers_with_deliveries() == ["gone"]) is kept
 
 
 def test_a_plan_undoes_a_delivery_that_no_pass_has_seen_yet() -> None:
