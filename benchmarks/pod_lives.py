@@ -40,13 +40,23 @@ class Lives:
     """The pods of one plugin. `alive` of them run at a time; `seconds` has each call's durations.
 
     first: the number of the first pod; numbers make names, ids and annotations.
+    gap_s: from the reply to RunPodSandbox to CreateContainer; 0 is sooner than any runtime calls.
     """
 
-    def __init__(self, driver: Driver, groups: Kubepods, *, alive: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        groups: Kubepods,
+        *,
+        alive: int,
+        first: int = 0,
+        gap_s: float = 0.0,
+    ) -> None:
         self._driver = driver
         self._groups = groups
         self._alive = alive
         self._number = first
+        self._gap_s = gap_s
         self._pods: deque[_Pod] = deque()
         self.adjusted = 0
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
@@ -81,6 +91,8 @@ class Lives:
     def _start(self) -> None:
         message, _ = self._make_pod()
         self._send(nri.RUN_POD_SANDBOX, message, None)
+        if self._gap_s:
+            time.sleep(self._gap_s)
         self._go_on(message)
 
     def _make_pod(self) -> tuple[nri.PodSandbox, str]:
