@@ -47,7 +47,7 @@ from benchmarks import loop_steps
 from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
-from benchmarks.running import ended_with_block, run_main
+from benchmarks.running import ended_with_block, run_main, started_apart
 from benchmarks.whole_daemon import (
     IN_MEMORY,
     KOORDLET,
@@ -275,7 +275,7 @@ def _other(stack: ExitStack, socket: Path, command: str, options: argparse.Names
     driver = Driver(str(socket))
     stack.callback(driver.close)
     words = [part.replace("{socket}", str(socket)) for part in shlex.split(command)]
-    process = psutil.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = started_apart(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.enter_context(ended_with_block(process))
     driver.accept()
     driver.synchronize([], [])

@@ -16,10 +16,11 @@ creation, start, every fifth container updated, an old pod ended, with real cgro
 that is made for it and removed at the end. Needs root.
 
 koordlet has all built-in policies that the kernel carries, and --pods pods to look after. The
-plugins take turns of --turn lives, so that what disturbs the machine disturbs all of them; koordlet
-finishes what it has left to do before the other's turn, and its NodeSLO changes in its own turns
-only. Each figure is also given as a ratio to the last --other, over all turns and as the median and
-the range of the turns' own ratios.
+driver, each plugin and the process that burns a core have CPU groups of their own, as on a node.
+The plugins take turns of --turn lives, so that what disturbs the machine disturbs all of them;
+koordlet finishes what it has left to do before the other's turn, and its NodeSLO changes in its own
+turns only. Each figure is also given as a ratio to the last --other, over all turns and as the
+median and the range of the turns' own ratios.
 
 The Go plugin to compare with is built outside of this checkout: a module that requires
 github.com/containerd/nri (`go get github.com/containerd/nri`), whose plugin answers CreateContainer
@@ -52,7 +53,7 @@ import yaml
 from benchmarks.nri_driver import Driver
 from benchmarks.pod_lives import Lives
 from benchmarks.quantiles import quantile
-from benchmarks.running import ended_with_block, run_main
+from benchmarks.running import ended_with_block, run_main, started_apart
 from benchmarks.whole_daemon import IN_MEMORY, cpu_seconds, koordlet, resident_mb
 from tests.beds.groups import kubepods
 
@@ -238,7 +239,7 @@ def _other(stack: ExitStack, folder: Path, command: str, options: argparse.Names
     driver = Driver(socket)
     stack.callback(driver.close)
     words = [part.replace("{socket}", socket) for part in shlex.split(command)]
-    process = psutil.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = started_apart(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.enter_context(ended_with_block(process))
     _begin(driver)
     name = "other" if len(options.other) == 1 else command
@@ -253,11 +254,8 @@ def _begin(driver: Driver) -> None:
 @contextmanager
 def _burnt_core() -> Iterator[None]:
     """A process that never sleeps."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burning:
-        try:
-            yield
-        finally:
-            burning.kill()
+    with ended_with_block(started_apart([sys.executable, "-c", "while True: pass"])):
+        yield
 
 
 def _pod_values(plugin: Plugin, count: int, pause_s: float) -> None:

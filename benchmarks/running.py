@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -32,6 +32,16 @@ def _leave(number: int, _: FrameType | None) -> None:
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+def started_apart(command: Sequence[str], **options: Any) -> psutil.Popen:
+    """Start a program in a session of its own, which for the kernel's scheduler is a CPU group.
+
+    A runtime, its plugin and what loads the node are in CPU groups of their own too: units, pods. A
+    plugin in the driver's group would run in the driver's turn at once when that waits for its
+    reply, and so would not wait for a busy CPU as it does on a node.
+    """
+    return psutil.Popen(command, start_new_session=True, **options)
 
 
 @contextmanager

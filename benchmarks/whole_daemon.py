@@ -14,7 +14,7 @@ import psutil
 import yaml
 
 from benchmarks.nri_messages import container, pod
-from benchmarks.running import ended_with_block
+from benchmarks.running import ended_with_block, started_apart
 from protos.nri.v1alpha1 import nri_pb2 as nri
 from tests.beds.groups import Kubepods
 from tests.beds.packages import DIES_WITH_US
@@ -84,7 +84,7 @@ def koordlet(
     with log.open("wb") as file:
         program = [os.path.abspath(python), "-c", code, "run", "--config", config_file]
         with ended_with_block(
-            psutil.Popen(
+            started_apart(
                 [*DIES_WITH_US, *program],
                 stdout=file,
                 stderr=file,
