@@ -47,6 +47,11 @@ EVICTION_RULES: Final[tuple[dict[str, Any], ...]] = (
 )
 """Rights to evict pods and to write events about it; `patch` counts an event that repeats."""
 
+POD_RULES: Final[tuple[dict[str, Any], ...]] = (
+    {"apiGroups": [""], "resources": ["pods"], "verbs": _FOLLOW},
+)
+"""Rights to read pods from the API server, for `kubernetes.pods`. They hold for the pods of all
+nodes, so they have a file of their own."""
 
 KUBELET_PARTS: Final = {"/pods/": "pods", "/configz": "configz"}
 """What koordlet reads of a kubelet: the path, and the subresource of nodes that it belongs to."""
@@ -76,6 +81,7 @@ def files(namespace: str = KOORDINATOR_NAMESPACE) -> dict[str, list[dict[str, An
             *_granted("koordlet", CLUSTER_RULES + REPORT_RULES + EVICTION_RULES, namespace),
         ],
         "rbac-kubelet.yaml": _granted("koordlet-kubelet", KUBELET_RULES, namespace),
+        "rbac-pods.yaml": _granted("koordlet-pods", POD_RULES, namespace),
         "rbac-kubelet-proxy.yaml": _granted("koordlet-kubelet-proxy", OLD_KUBELET_RULES, namespace),
     }
 

@@ -91,14 +91,20 @@ class Kubernetes(Section, frozen=True):
 
     enabled: if unset, it is enabled where a kubeconfig is set.
     kubeconfig: "" means the pod's service account, then $KUBECONFIG, then ~/.kube/config.
+    pods: of this node's pods too.
     """
 
     enabled: bool | None = None
     kubeconfig: str = ""
+    pods: bool = False
 
     @property
     def wanted(self) -> bool:
         return bool(self.kubeconfig) if self.enabled is None else self.enabled
+
+    @property
+    def gives_pods(self) -> bool:
+        return self.wanted and self.pods
 
 
 POD_STAGES = (

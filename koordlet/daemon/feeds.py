@@ -35,6 +35,7 @@ OBJECTS: Final = "objects"
 KUBELET: Final = "kubelet"
 CRI: Final = "cri"
 KUBERNETES: Final = "kubernetes"
+SERVED_PODS: Final = "kubernetes-pods"
 
 _FIRST_OBJECTS_S: Final = 5.0
 """How long the start waits for the API server if no objects were kept. Chosen: many times a list's
@@ -79,6 +80,7 @@ def awaited(config: Config) -> list[str]:
     names += [RUNTIME] if config.nri.enabled or config.cri.enabled else []
     names += [KUBELET] if config.kubelet.enabled else []
     names += [KUBERNETES] if config.kubernetes.wanted else []
+    names += [SERVED_PODS] if config.kubernetes.gives_pods else []
     return names
 
 
@@ -209,14 +211,19 @@ class Feeds:
     async def _follow_api_server(self) -> None:
         # Imports aiohttp and, in a thread, the kubernetes package: only where a server is used.
         from koordlet.sources.apiserver import ApiServer
+        from koordlet.sources.served_pods import ServedPods
 
+        node_name, pods = self._config.node_name, None
+        if self._config.kubernetes.gives_pods:
+            pods = ServedPods(node_name, changed=self._served_pods, bad_pod=self._bad_pod)
         self._api_server = server = ApiServer(
             self._config.kubernetes,
-            self._config.node_name,
+            node_name,
             self._config.run_dir,
             self._events,
             self._workers,
             self._of_api_server,
+            pods=pods,
         )
         loop = asyncio.get_running_loop()
         kept = await loop.run_in_executor(self._workers, server.read_kept)
@@ -267,6 +274,11 @@ class Feeds:
         if pods and self._state.pods_list(Source.KUBELET, pods):
             self._daemon.state_changed(KUBELET)
         self._first_list(KUBELET)
+
+    def _served_pods(self, pods: Sequence[KnownPod]) -> None:
+        if self._state.pods_list(Source.KUBERNETES, pods):
+            self._daemon.state_changed(SERVED_PODS)
+        self._first_list(SERVED_PODS)
 
     def _cri_list(self, lists: RuntimeList, taken_at: int) -> None:
         sandboxes, containers = lists

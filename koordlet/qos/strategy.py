@@ -26,8 +26,8 @@ class PodOnNode(msgspec.Struct, frozen=True):
     """A pod and its containers that have a cgroup.
 
     terminating: its deletion has begun. requested: of the pod's own cgroup, as far as it is known.
-    unlisted: kubelet's list is a source and does not have the pod (yet). What is known is then what
-    it was created with: it may have been evicted since, or protected from evictions.
+    unlisted: kubelet or the API server lists pods, and not this one (yet). What is known is then
+    what it was created with: it may have been evicted since, or protected from evictions.
     """
 
     pod: Pod

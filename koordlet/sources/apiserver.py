@@ -3,7 +3,7 @@
 Each is watched by its name, so a node costs the server four small watches. Objects are decoded like
 those of the objects directory: a bad field affects only itself, the last good version stays, and
 the problem names object, field and value. Pods come from kubelet and the runtime, which know them
-first.
+first; `koordlet.sources.served_pods` reads them here too where that is configured.
 
 While the server does not answer, the last objects stay in force. They are kept in the run
 directory, so a restart in that time begins with them and not with defaults.
@@ -15,7 +15,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from apis.errors import printable
 from koordlet.configuration.config import Kubernetes
 from koordlet.sources.documents import PRESSURES
 from koordlet.sources.objects import NodeObjects, Received
+from koordlet.sources.served_pods import ServedPods
 from kube.cache import Cache, Change, Event, wait_all_synced
 from kube.client import Client
 from kube.connection import Connection, load_connection
@@ -68,6 +69,7 @@ class ApiServer:
     `Poller`.
 
     changed(objects): called on the event loop when the objects in force changed.
+    pods: follows the node's pods over the same connection; None where they are not read here.
     """
 
     name = "kubernetes"
@@ -81,6 +83,7 @@ class ApiServer:
         workers: Executor,
         changed: Callable[[NodeObjects], None],
         *,
+        pods: ServedPods | None = None,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
         self._node_name = node_name
@@ -91,6 +94,7 @@ class ApiServer:
         self._changed = changed
         self._connect = connect or (lambda: load_connection(config.kubeconfig or None))
         self._received = Received(node_name)
+        self._pods = pods
         self._caches: tuple[Cache[Manifest], ...] = ()
         self._answered_before: Mapping[str, float] = {}
         self._problem = "not connected yet"
@@ -108,7 +112,7 @@ class ApiServer:
     @property
     def fetches(self) -> int:
         """How many lists were read."""
-        return sum(cache.lists for cache in self._caches)
+        return sum(cache.lists for cache in self._all_caches())
 
     @property
     def answered_at(self) -> float | None:
@@ -119,13 +123,19 @@ class ApiServer:
         """
         return min(self._answers_by_kind().values(), default=None)
 
+    def _all_caches(self) -> Iterator[Cache[Any]]:
+        """Return the caches of this connection, with that of the pods."""
+        yield from self._caches
+        if self._pods is not None and self._pods.cache is not None:
+            yield self._pods.cache
+
     def _answers_by_kind(self) -> dict[str, float]:
         """Return when the server last answered for each kind, over this connection or before."""
         return {
             **self._answered_before,
             **{
                 cache.resource.kind: cache.answered_at
-                for cache in self._caches
+                for cache in self._all_caches()
                 if cache.answered_at is not None
             },
         }
@@ -183,6 +193,8 @@ class ApiServer:
                 group.create_task(cache.run())
             group.create_task(self._keep_newest())
             group.create_task(self._look_after())
+            if self._pods is not None:
+                group.create_task(self._pods.follow(client))
             await wait_all_synced(*self._caches)
             self._take_lists()
 
@@ -258,9 +270,11 @@ class ApiServer:
         """Add events when the server stops and begins to answer."""
         while True:
             problems = [cache.problem for cache in self._caches if cache.problem]
+            if self._pods is not None and self._pods.problem:
+                problems.append(self._pods.problem)
             if problems:
                 self._failed(problems[0])
-            elif self._problem and all(cache.synced for cache in self._caches):
+            elif self._problem and all(cache.synced for cache in self._all_caches()):
                 if self.failures:
                     self._events.add(
                         "source-back", self.name, "answers again", severity=Severity.INFO

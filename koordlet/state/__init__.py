@@ -1,12 +1,13 @@
 """The node's pods and containers: one mutable store, fed by every source and read as snapshots.
 
 A runtime (NRI events, NRI Synchronize, CRI lists) reports which sandboxes and containers exist, and
-where. Pod objects (kubelet, the objects directory) describe what they are. Precedence:
+where. Pod objects (kubelet, the objects directory, the API server) describe what they are.
+Precedence:
 
 - existence: the runtime's latest full list; between two lists its events. Where no runtime reports
-  a pod: the running containers of kubelet's or the directory's Pod object, at the node's layout.
-- metadata and specification: kubelet, then the objects directory, then what the runtime received
-  at RunPodSandbox, which it never refreshes.
+  a pod: the running containers of its Pod object, at the node's layout.
+- metadata and specification: kubelet, then the objects directory, then the API server, then what
+  the runtime received at RunPodSandbox, which it never refreshes.
 - QoS class: the directory that the pod lives in, then the object.
 - cgroup: the runtime, then the node's layout.
 - requested values of a container: what kubelet requested in an event, then the specification, then

@@ -26,6 +26,7 @@ class Source(StrEnum):
 
     KUBELET = "kubelet"
     OBJECTS = "objects"
+    KUBERNETES = "kubernetes"
 
 
 class Changes(NamedTuple):

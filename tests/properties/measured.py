@@ -92,7 +92,7 @@ class MeasuredNode(OperatedNode):
         self.board.resume(carried.leases)
         self._views: tuple[PodView, ...] = ()
         self._targets = NodesTargets()
-        self._pods_on_node = Converted(partial(pod_on_node, kubelet_lists=False))
+        self._pods_on_node = Converted(partial(pod_on_node, listed=False))
         self._measured: View | None = None
         self._sampler = Sampler(
             store=Store(),

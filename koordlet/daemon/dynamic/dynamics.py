@@ -117,7 +117,8 @@ class Dynamics:
         """Whether every source had given its first list when the pods were published last."""
         self._views: Collection[PodView] = ()
         self._host_apps: tuple[HostAppSubject, ...] = ()
-        self._pods = Converted(partial(pod_on_node, kubelet_lists=config.kubelet.enabled))
+        listed = config.kubelet.enabled or config.kubernetes.gives_pods
+        self._pods = Converted(partial(pod_on_node, listed=listed))
         self._repeats = Repeats()
 
     # --- the event loop ------------------------------------------------------------------------

@@ -46,14 +46,14 @@ class Converted(Generic[_T]):
         return self._converted
 
 
-def pod_on_node(view: PodView, *, kubelet_lists: bool) -> PodOnNode:
-    """Return a pod as strategies see it. kubelet_lists: whether kubelet's list is a source."""
+def pod_on_node(view: PodView, *, listed: bool) -> PodOnNode:
+    """Return a pod as strategies see it. listed: whether kubelet or the API server lists pods."""
     return PodOnNode(
         pod=view.pod,
         containers=tuple(each for each in view.started if each.cgroup),
         terminating=view.deleting,
         requested=view.subject.requested,
-        unlisted=kubelet_lists and not view.described,
+        unlisted=listed and not view.described,
     )
 
 

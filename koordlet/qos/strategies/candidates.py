@@ -4,8 +4,9 @@ Pure, and shared by CPU and memory eviction. Upstream's labels and annotations d
 docs/facts/koordlet.md, "Eviction".
 
 - Only pods that live count: phase Pending, Running or unknown.
-- A pod that kubelet's list lacks does not go: after a restart of koordlet without kubelet, the
-  runtime still has the annotations of the pod's creation, and no sign of an eviction since.
+- A pod that neither kubelet's list nor the API server's has does not go, where one of them is a
+  source: after a restart of koordlet while it is away, the runtime still has the annotations of the
+  pod's creation, and no sign of an eviction since.
 - `koordinator.sh/eviction-policy`, a JSON array of gates, names those that may evict the pod. An
   annotation that cannot be read protects the pod from all of them, and is a named fault.
 - Best-effort evictions take pods of QoS class BE, unless `koordinator.sh/eviction-enabled` is

@@ -102,7 +102,7 @@ _SCALES: Final = frozenset({CPUBurstPolicy.AUTO, CPUBurstPolicy.CFS_QUOTA_BURST_
 
 _WITHOUT_EFFECT: Final = (
     "of them without effect, since the quota of their pod is not known and stays: give koordlet the"
-    " Pod objects (kubelet.enabled or kubernetes.enabled)"
+    " Pod objects (kubelet.enabled or kubernetes.pods)"
 )
 
 
