@@ -93,12 +93,13 @@ class AuditLog:
         namespace: str = "",
         name: str = "",
         container: str = "",
+        at: float | None = None,
     ) -> None:
-        """Queue an entry. Any thread; never blocks."""
+        """Queue an entry. Any thread; never blocks. at: seconds since the epoch; None: now."""
         if 0 < self._verbosity < verbosity:
             return
         entry = Entry(
-            created_at=_rfc3339(self._clock()),
+            created_at=_rfc3339(self._clock() if at is None else at),
             type=kind,
             namespace=namespace,
             name=name,

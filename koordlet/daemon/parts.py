@@ -110,7 +110,7 @@ class Parts:
             initializer=schedule_beside_event_loop,
         )
         self.events = Events()
-        self.audit = Auditing(config, self.workers)
+        self.audit = Auditing(config, self.workers, views=lambda: self.dynamics.views)
         self._boot = boot_id(host)
         self.journal = Journal(f"{config.run_dir}/{FILE_NAME}", boot=self._boot)
         requests_path = f"{config.run_dir}/requests.log"
@@ -164,6 +164,7 @@ class Parts:
             published=self._published,
             displaced=displaced,
             cpus_changed=self._cpus_changed,
+            written=self.audit.wrote if self.audit.log is not None else None,
         )
         self.feeds = Feeds(
             config,

@@ -24,6 +24,7 @@ from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
+from koordlet.executor.slots import Written
 from koordlet.executor.table import Limits
 from koordlet.exposition.container_metrics import OF_PROCESSES
 from koordlet.exposition.container_metrics import Standing as OfProcess
@@ -84,12 +85,13 @@ class Passes:
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
+        written: Written | None = None,
     ) -> None:
         """decide: decides about one subject. lock: excludes other daemons; None for no lock.
         catch_up: does what follows earlier replies; called before a pod or the state is handed to
         the reconciler. published: called after each snapshot. displaced: called when another daemon
         has the lock of this node's pods. cpus_changed: called when pods can have other CPUs than
-        the rules know.
+        the rules know. written: see `Written`.
         """
         self._config = config
         self._host = host
@@ -102,6 +104,7 @@ class Passes:
         self._published = published
         self._displaced = displaced
         self._cpus_changed = cpus_changed
+        self._written = written
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
         self._pods: set[str] = set()
@@ -144,6 +147,7 @@ class Passes:
             limits=Limits(writes_per_second=float(self._config.writes.budget_per_second)),
             page_size_bytes=self._rules.inputs.kernel.page_size_bytes,
             burst_above_quota=burst_above_quota,
+            written=self._written,
         )
         self._stale = True
         self.reconciler = Reconciler(

@@ -19,7 +19,16 @@ from koordlet.executor.files import FilePlanner
 from koordlet.executor.journal import JournalError
 from koordlet.executor.judging import Judge
 from koordlet.executor.order import ancestors
-from koordlet.executor.slots import GONE, Act, Plan, PlannedWrite, Slot, WriteNote, WriteReport
+from koordlet.executor.slots import (
+    GONE,
+    Act,
+    Plan,
+    PlannedWrite,
+    Slot,
+    WriteNote,
+    WriteReport,
+    Written,
+)
 from koordlet.executor.table import SlotTable, describe
 from linux.block_io import BLOCK_FILES
 from linux.cgroup_files import FILES, field_text
@@ -43,12 +52,14 @@ class Applier:
         judge: Judge,
         *,
         wall_clock: Callable[[], float],
+        written: Written | None,
     ) -> None:
         self._table = table
         self._texts = table.texts
         self._files = files
         self._judge = judge
         self._wall_clock = wall_clock
+        self._on_written = written
         self._tokens = float(table.limits.burst)
         self._refilled = table.clock()
         self.cookie_changes: dict[tuple[str, str], int] = {}
@@ -128,6 +139,8 @@ class Applier:
         progress.written += 1
         self._note(slot, write, "")
         self._count_cookie(slot, "succeeded")
+        if self._on_written is not None:
+            self._on_written(write, self._policy_of(slot, write))
         if slot is not None:
             self._written(slot, write, progress)
 
@@ -192,6 +205,13 @@ class Applier:
         slot.remember(
             WriteNote(self._wall_clock(), write.path, write.old, write.new, write.why, error)
         )
+
+    def _policy_of(self, slot: Slot | None, write: PlannedWrite) -> str:
+        """Return the policy that claims the value, or claimed it before its restore."""
+        if slot is not None and slot.want is not None:
+            return slot.want.claim.policy
+        record = self._table.journal.get(*write.slot)
+        return "" if record is None else record.policy
 
     def _count_cookie(self, slot: Slot | None, status: str) -> None:
         if slot is None or slot.resource is not Resource.CORE_SCHED_COOKIE:

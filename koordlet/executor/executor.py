@@ -25,7 +25,7 @@ from koordlet.executor.judging import Judge
 from koordlet.executor.originals import Originals, of_container
 from koordlet.executor.records import Record
 from koordlet.executor.requests_ahead import RequestsAhead
-from koordlet.executor.slots import Plan, ResourceView, SlotKey, Want, WriteReport
+from koordlet.executor.slots import Plan, ResourceView, SlotKey, Want, WriteReport, Written
 from koordlet.executor.table import DEFAULT_LIMITS, Limits, SlotTable
 from koordlet.executor.texts import Texts
 from linux.cgroup_paths import Layout
@@ -38,6 +38,7 @@ class Executor:
 
     burst_above_quota: this kernel takes a burst above the quota (Alibaba Cloud Linux); mainline
         does not.
+    written: see `Written`; None where nothing follows from single writes.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Executor:
         limits: Limits = DEFAULT_LIMITS,
         page_size_bytes: int = 4096,
         burst_above_quota: bool = False,
+        written: Written | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -59,7 +61,9 @@ class Executor:
             texts, self._originals, journal, burst_above_quota=burst_above_quota
         )
         self._judge = Judge(self._table, self._originals, self._files)
-        self._applier = Applier(self._table, self._files, self._judge, wall_clock=wall_clock)
+        self._applier = Applier(
+            self._table, self._files, self._judge, wall_clock=wall_clock, written=written
+        )
 
     @property
     def layout(self) -> Layout:

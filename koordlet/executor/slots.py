@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -98,6 +99,11 @@ class PlannedWrite(msgspec.Struct, frozen=True):
     ids: tuple[int, ...] = ()
     mode: int = 0o755
     final: bool = True
+
+
+Written = Callable[[PlannedWrite, str], None]
+"""Called with each operation that the kernel accepted, and the policy that it is for, "" for none.
+In the executor's thread."""
 
 
 class Slot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -284,6 +285,44 @@ def test_the_audit_log_is_written_and_served_under_its_gates() -> None:
                 daemon.parts.audit.note(1, "last", "written at the end")
             lines = Path(directory, "audit.log").read_text().splitlines()
             assert ['"last"' in line for line in lines] == [False, True]
+
+    run(test)
+
+
+def test_the_audit_log_has_each_kernel_write_with_the_name_of_its_pod() -> None:
+    async def test() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            async with (
+                node(
+                    featureGates={"AuditEvents": True, "CPUNormalization": True},
+                    audit={"directory": directory},
+                ) as n,
+                n.running(),
+            ):
+                n.put(SLO, node_object("1.25"))
+                await until("the ratio", lambda: n.daemon.parts.rules.inputs.node.annotations)
+                pod = n.kubelet.add_pod(ONE_CPU)
+                await n.run_pod(pod)
+                path = n.kubelet.path(pod.cgroup, "cpu.max")
+                await until("the pod's quota", lambda: n.kernel.text(path).startswith("80000 "))
+                log = Path(directory, "audit.log")
+
+                def entries() -> list[dict[str, str]]:
+                    lines = log.read_text().splitlines() if log.exists() else ()
+                    found = [json.loads(line) for line in lines]
+                    return [each for each in found if path in each["message"]]
+
+                await until("the entry", entries, timeout_s=10)
+                (entry,) = entries()
+                entry.pop("createdAt")
+                message = entry.pop("message")
+                assert entry == {
+                    "type": "pod",
+                    "namespace": "default",
+                    "name": f"pod-{pod.uid[:4]}",
+                    "reason": "runtime-hooks",
+                }
+                assert message.startswith(f"{path}: 100000 -> 80000: CPUNormalization: ")
 
     run(test)
 
