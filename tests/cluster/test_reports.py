@@ -40,10 +40,15 @@ from tests.cluster.conftest import NAMESPACE, grant, manager, read, set_config
 from tests.koordlet.configured import configured
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, pod
+from tests.koordlet.reporters.test_whole_objects import (
+    whole_device,
+    whole_node_metric,
+    whole_topology,
+)
 
 pytestmark = pytest.mark.apiserver
 
-NAME, OTHER = "n1", "n2"
+NAME, OTHER, WHOLE = "n1", "n2", "n3"
 BATCH_CPU = "kubernetes.io/batch-cpu"
 MID_CPU = "kubernetes.io/mid-cpu"
 
@@ -237,6 +242,32 @@ def test_the_device_object_is_made_kept_and_not_written_without_a_change(
             node.devices = devices("", "")
             await keeper.round(koordlet)
             assert (keeper.problem, keeper.writes) == ("", 2)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+def test_the_server_keeps_every_field_of_the_reports(server: ApiServer) -> None:
+    """The CustomResourceDefinitions have all of them: a server drops what it does not know."""
+
+    async def scenario() -> None:
+        async with server.client() as admin:
+            body = encode_object(NODE_METRICS, {"metadata": {"name": WHOLE}})
+            await admin.create(NODE_METRICS, body)
+            status = whole_node_metric()
+            patch = msgspec.json.encode({"status": status})
+            await admin.patch(NODE_METRICS, WHOLE, patch, subresource="status")
+            assert (await read(admin, NODE_METRICS, WHOLE))["status"] == status
+            for resource, made in (
+                (NODE_RESOURCE_TOPOLOGIES, whole_topology()),
+                (DEVICES, whole_device()),
+            ):
+                wanted = {**made, "metadata": {**made["metadata"], "name": WHOLE}}
+                await admin.create(resource, encode_object(resource, wanted))
+                stored = await read(admin, resource, WHOLE)
+                for own in ("creationTimestamp", "generation", "resourceVersion", "uid"):
+                    del stored["metadata"][own]
+                stored["metadata"].pop("managedFields", None)
+                assert {name: stored[name] for name in wanted} == wanted
 
     asyncio.run(asyncio.wait_for(scenario(), 100))
 

@@ -102,9 +102,14 @@ def _zone(name: str, memory: tuple[str, str], two_mib: str, one_gib: str) -> dic
     }
 
 
-def test_a_whole_node_resource_topology() -> None:
+def whole_topology() -> dict[str, Any]:
     kept = KeptTopology(topology(_TOPOLOGY_FACTS))
-    made = _plain(kept.merge(kept.create("n1", "uid-1")))
+    made: dict[str, Any] = _plain(kept.merge(kept.create("n1", "uid-1")))
+    return made
+
+
+def test_a_whole_node_resource_topology() -> None:
+    made = whole_topology()
     annotations = {
         key: json.loads(text) for key, text in made["metadata"].pop("annotations").items()
     }
@@ -163,7 +168,8 @@ def test_a_whole_node_resource_topology() -> None:
 # --- Device --------------------------------------------------------------------------------------
 
 
-def test_a_whole_device_of_gpus_and_rdma_functions() -> None:
+def whole_device() -> dict[str, Any]:
+    """Of two GPUs, one of them lost, and two RDMA functions."""
     gpus = (
         NvmlGpu("GPU-0", 0, "NVIDIA H100 80GB HBM3", 80 << 30, "0000:3b:00.0"),
         NvmlGpu("GPU-1", 1, "NVIDIA H100 80GB HBM3", 80 << 30, "0000:3c:00.0", "Xid79", "lost"),
@@ -175,7 +181,11 @@ def test_a_whole_device_of_gpus_and_rdma_functions() -> None:
     places = {each.bus_id: PLACE for each in gpus}
     answer = Answer("570.86.10", tuple(GpuUsage(each, ()) for each in gpus), ())
     kept = KeptDevice(device_content(answer, (), functions, places), "2026-01-01T12:00:00Z")
+    made: dict[str, Any] = _plain(kept.merge(kept.create("n1", "uid-1")))
+    return made
 
+
+def test_a_whole_device_of_gpus_and_rdma_functions() -> None:
     def gpu(minor: int, bus: str, *, health: bool) -> dict[str, Any]:
         return {
             "type": "gpu", "id": f"GPU-{minor}", "minor": minor, "health": health,
@@ -197,7 +207,7 @@ def test_a_whole_device_of_gpus_and_rdma_functions() -> None:
         "type": "Healthy", "status": "False", "reason": "Xid79", "message": "lost",
         "lastTransitionTime": "2026-01-01T12:00:00Z",
     }  # fmt: skip
-    assert _plain(kept.merge(kept.create("n1", "uid-1"))) == {
+    assert whole_device() == {
         "metadata": {
             "name": "n1",
             "ownerReferences": [OWNER],
@@ -276,27 +286,28 @@ def test_a_whole_device_of_accelerators_in_files() -> None:
 # --- NodeMetric ----------------------------------------------------------------------------------
 
 
-def test_a_whole_node_metric() -> None:
-    """Of a node of two NUMA nodes with a GPU, whose load was 1 to 7 cores in the last 7 seconds."""
-    made = Measured(now=10_000.0)
-    made.values(Series(Metric.NODE_CPU), [float(value) for value in range(1, 8)])
-    made.values(Series(Metric.NODE_MEMORY), [value * GIB for value in range(1, 8)])
-    made.values(Series(Metric.SYSTEM_CPU), [value / 8 for value in range(1, 8)])
-    made.constant(Series(Metric.SYSTEM_MEMORY), GIB, over_s=6)
+def whole_node_metric() -> dict[str, Any]:
+    """The status of a node of two NUMA nodes with a GPU, whose load was 1 to 7 cores in the last
+    7 seconds."""
+    measured = Measured(now=10_000.0)
+    measured.values(Series(Metric.NODE_CPU), [float(value) for value in range(1, 8)])
+    measured.values(Series(Metric.NODE_MEMORY), [value * GIB for value in range(1, 8)])
+    measured.values(Series(Metric.SYSTEM_CPU), [value / 8 for value in range(1, 8)])
+    measured.constant(Series(Metric.SYSTEM_MEMORY), GIB, over_s=6)
     for numa, cores in (("0", 3.0), ("1", 1.0)):
-        made.constant(Series(Metric.NODE_NUMA_CPU, numa), cores)
-        made.constant(Series(Metric.NODE_NUMA_MEMORY, numa), 2 * GIB)
-        made.constant(Series(Metric.SYSTEM_NUMA_CPU, numa), cores / 8)
-        made.constant(Series(Metric.SYSTEM_NUMA_MEMORY, numa), GIB / 2)
-    made.constant(Series(Metric.NODE_GPU_CORE, "GPU-0", "0"), 60)
-    made.constant(Series(Metric.NODE_GPU_MEMORY, "GPU-0", "0"), 20 * GIB)
+        measured.constant(Series(Metric.NODE_NUMA_CPU, numa), cores)
+        measured.constant(Series(Metric.NODE_NUMA_MEMORY, numa), 2 * GIB)
+        measured.constant(Series(Metric.SYSTEM_NUMA_CPU, numa), cores / 8)
+        measured.constant(Series(Metric.SYSTEM_NUMA_MEMORY, numa), GIB / 2)
+    measured.constant(Series(Metric.NODE_GPU_CORE, "GPU-0", "0"), 60)
+    measured.constant(Series(Metric.NODE_GPU_MEMORY, "GPU-0", "0"), 20 * GIB)
     for uid, cores in (("uid-web", 2.0), ("uid-train", 1.5)):
-        made.constant(Series(Metric.POD_CPU, uid), cores)
-        made.constant(Series(Metric.POD_MEMORY, uid), cores * GIB)
-    made.constant(Series(Metric.POD_GPU_CORE, "uid-train", "GPU-0/0"), 50)
-    made.constant(Series(Metric.POD_GPU_MEMORY, "uid-train", "GPU-0/0"), 10 * GIB)
-    made.constant(Series(Metric.HOST_APP_CPU, "nginx"), 0.25)
-    made.constant(Series(Metric.HOST_APP_MEMORY, "nginx"), 2**20)
+        measured.constant(Series(Metric.POD_CPU, uid), cores)
+        measured.constant(Series(Metric.POD_MEMORY, uid), cores * GIB)
+    measured.constant(Series(Metric.POD_GPU_CORE, "uid-train", "GPU-0/0"), 50)
+    measured.constant(Series(Metric.POD_GPU_MEMORY, "uid-train", "GPU-0/0"), 10 * GIB)
+    measured.constant(Series(Metric.HOST_APP_CPU, "nginx"), 0.25)
+    measured.constant(Series(Metric.HOST_APP_MEMORY, "nginx"), 2**20)
     pods = [
         make_pod(
             namespace=namespace, name=name, uid=f"uid-{name}", labels={LABEL_QOS_CLASS: qos},
@@ -307,7 +318,7 @@ def test_a_whole_node_metric() -> None:
         )
     ]  # fmt: skip
     status = node_metric_status(
-        made,
+        measured,
         pods,
         (HostAppSubject("nginx", QoSClass.LS, "nginx", "koord-prod"),),
         Policy(windows=("10s", "30m0s")),
@@ -316,7 +327,11 @@ def test_a_whole_node_metric() -> None:
         reclaimable=amounts(5799, 12357013095),
         peak=amounts(6201, 13412790681),
     )
+    made: dict[str, Any] = msgspec.json.decode(encode(status))
+    return made
 
+
+def test_a_whole_node_metric() -> None:
     def use(cpu: str, memory: str) -> dict[str, Any]:
         return {"resources": {"cpu": cpu, "memory": memory}}
 
@@ -385,4 +400,4 @@ def test_a_whole_node_metric() -> None:
         "prodReclaimableMetric": {"resource": use("5799m", "12357013095")},
         "prodPeakMetric": {"resource": use("6201m", "13412790681")},
     }  # fmt: skip
-    assert msgspec.json.decode(encode(status)) == expected
+    assert whole_node_metric() == expected
