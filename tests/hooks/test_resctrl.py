@@ -74,6 +74,7 @@ def test_bandwidth_in_the_machines_own_units(facts: ResctrlFacts, percent: int, 
         (0x7FF, (10, 50), "3c"),
         (0x3FF, (10, 80), "fe"),
         (0xFFF, (20, 80), "3f8"),
+        (0xFFFFF, (0, 30), "3f"),
         (0xFFFFF, (0, 100), "fffff"),
         (0xFFF, (95, 96), "c00"),  # upstream: 0, which the kernel refuses
     ],
