@@ -25,16 +25,18 @@ class Owned(NamedTuple):
 def owned(topology: Mapping[str, Any] | None) -> list[Owned]:
     """Return the owners by their first CPU, and the shared CPUs last; [] where no CPU is owned.
 
-    topology: as the daemon answers it. A CPU with several owners is in the row of each.
+    topology: as the daemon answers it. A CPU with several owners is in the row of each. A daemon
+    that is older than koordctl may answer no owners; its CPUs are in no row.
     """
     sets: dict[tuple[str, str, str, str], list[int]] = {}
     shared: list[int] = []
     for node in topology["nodes"] if topology else ():
         for cpu in node["cpus"]:
-            for owner in cpu["owners"]:
+            owners = cpu.get("owners")
+            for owner in owners or ():
                 name, class_, uid, why = (str(owner[key]) for key in _KEYS)
                 sets.setdefault((name, class_, uid, why), []).append(cpu["id"])
-            if not cpu["owners"]:
+            if owners == []:
                 shared.append(cpu["id"])
     if not sets:
         return []

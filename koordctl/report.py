@@ -242,10 +242,13 @@ def _cpus(topology: Mapping[str, Any] | None) -> str:
     for node in topology["nodes"]:
         cells = []
         for cpu in node["cpus"]:
-            owners = cpu["owners"]
-            name, colour = _kind(owners[0]["class"] if owners else "")
+            owners = cpu.get("owners")
+            if owners is None:  # a daemon that is older than koordctl
+                name, colour, text = "not known", "line", "owner not known"
+            else:
+                name, colour = _kind(owners[0]["class"] if owners else "")
+                text = "; ".join(_owner(owner) for owner in owners) or SHARED
             shown[name] = colour
-            text = "; ".join(_owner(owner) for owner in owners) or SHARED
             cells.append(
                 f'<span class="cpu" style="border-color:var(--{colour})" title="CPU {cpu["id"]},'
                 f' core {cpu["core"]}: {html.escape(text)}">{cpu["id"]}</span>'

@@ -85,6 +85,15 @@ def look() -> dict[str, Any]:
     }
 
 
+def look_at_an_older_daemon() -> dict[str, Any]:
+    """Return an answer to /top of a daemon that names one owner of a CPU at most."""
+    answer = look()
+    for cpu in answer["topology"]["nodes"][0]["cpus"]:
+        first = (cpu.pop("owners") or [{"name": "", "class": ""}])[0]
+        cpu |= {"owner": first["name"], "class": first["class"]}
+    return answer
+
+
 def _pod(
     namespace: str, name: str, qos: str, *, cpu: float, throttled: float | None, waits: float
 ) -> dict[str, Any]:

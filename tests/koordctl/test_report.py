@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 from koordctl.report import page
-from tests.koordctl.looks import hour, look
+from tests.koordctl.looks import hour, look, look_at_an_older_daemon
 
 _VOID = {"meta", "line", "path", "br"}
 
@@ -112,6 +112,14 @@ def test_without_an_owner_there_is_no_table_of_owners() -> None:
     text = page(hour(), answer)
     assert 'title="CPU 0, core 0: shared"' in text
     assert "<th>owner</th>" not in text
+
+
+def test_an_older_daemons_cpus_are_shown_without_owners() -> None:
+    text = page(hour(), look_at_an_older_daemon())
+    assert 'title="CPU 0, core 0: owner not known"' in text
+    assert ">shared<" not in text and ": shared" not in text
+    assert "</span>not known</p>" in text
+    assert ">owner</th>" not in text
 
 
 def test_prediction_stands_beside_what_came() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from koordctl.client import Unreachable
 from koordctl.top import SORTS, follow, screen
-from tests.koordctl.looks import look
+from tests.koordctl.looks import look, look_at_an_older_daemon
 
 
 def test_a_look_shows_the_node_its_classes_strategies_and_pods() -> None:
@@ -57,6 +57,13 @@ def test_a_node_without_owned_cpus_has_no_line_for_them() -> None:
     answer = look()
     answer["topology"]["nodes"][0]["cpus"] = [{"id": 0, "core": 0, "owners": []}]
     assert "CPUs  " not in screen(answer, width=140)
+
+
+def test_an_older_daemon_is_shown_without_owners_of_cpus() -> None:
+    shown = screen(look_at_an_older_daemon(), width=140)
+    assert "CPUs  " not in shown and "shared" not in shown
+    [database] = [line for line in shown.splitlines() if "default/db-0" in line]
+    assert database.split()[-2:] == ["-", "-"]
 
 
 def test_a_node_whose_tasks_hardly_wait_says_so() -> None:
