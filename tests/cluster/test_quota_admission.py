@@ -324,6 +324,7 @@ def test_an_ambiguous_quota_name_books_nothing() -> None:
         ("a:b,b:c", {"a": "1"}, {"b": "1"}),
         ("b:c,a:b", {"a": "1"}, {"b": "1"}),
         ("a:b,b:c", {"a": "1", "b": "2"}, {"a": "1", "c": "2"}),
+        ("b:c,a:b", {"a": "1", "b": "2"}, {"a": "1", "c": "2"}),
         # What is taken out makes room, and is not renamed.
         ("a:b,b:", {"a": "1", "b": "2"}, {"b": "1"}),
         ("a:b,a:", {"a": "1"}, {}),

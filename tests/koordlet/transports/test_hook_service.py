@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -252,8 +252,35 @@ def test_while_nri_protects_the_answers_only_echo(tmp_path: Path) -> None:
             n.running(),
             connected(n, tmp_path) as p,
         ):
-            answer = await p.container("PreCreateContainer")
-            assert answer.container_resources.cpu_quota == 100_000
+            for stage in ("PreCreateContainer", "PreUpdateContainerResources"):
+                answer = await p.container(stage, id="c1")
+                assert answer.container_resources.cpu_quota == 100_000
+
+    run(test)
+
+
+def test_an_update_supersedes_deliveries_of_the_values_that_it_changes(tmp_path: Path) -> None:
+    """What NRI delivered before, while it was connected, is no original of these any more."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
+            superseded: list[tuple[str, set[Resource]]] = []
+
+            def noting(container_id: str, resources: Collection[Resource]) -> None:
+                superseded.append((container_id, set(resources)))
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(n.daemon.parts.after_hooks, "superseded", noting)
+                await p.container("PreCreateContainer")
+                assert superseded == []
+                await p.container("PreUpdateContainerResources", id="c1", cpu_quota=80_000)
+                await p.container(
+                    "PreUpdateContainerResources", id="c1", cpu_quota=50_000, cpuset_cpus="0"
+                )
+            assert superseded == [
+                ("c1", set()),
+                ("c1", {Resource.CPU_CFS_QUOTA, Resource.CPUSET_CPUS}),
+            ]
 
     run(test)
 
