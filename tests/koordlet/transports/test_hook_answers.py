@@ -275,5 +275,11 @@ def test_allocated_cpus_that_are_claimed_no_more_are_given_back(tmp_path: Path) 
             update = await p.container("PreUpdateContainerResources", name="side", **ours)
             resources = update.container_resources
             assert (resources.cpu_shares, resources.memory_limit_in_bytes) == (2, 64 * MI)
+            limited = {**nothing, "memory_limit_in_bytes": 128 * MI}
+            await p.container(
+                "PreCreateContainer", name="side", labels=BE, annotations=batch, **limited
+            )
+            update = await p.container("PreUpdateContainerResources", name="side", **ours)
+            assert update.container_resources.memory_limit_in_bytes == 128 * MI
 
     run(test)
