@@ -233,8 +233,10 @@ class Evaluator:
         merged = {id(plugin): mask.copy() for plugin, mask in masks}
         for row, of_row in held.items():
             for plugin, bits in of_row:
-                nothing = np.zeros(len(self._tables.nodes), dtype=np.int64)
-                merged.setdefault(id(plugin), nothing)[row] |= bits
+                if id(plugin) not in merged:
+                    merged[id(plugin)] = np.zeros(len(self._tables.nodes), dtype=np.int64)
+                if bits:
+                    merged[id(plugin)][row] |= bits
         return tuple(
             (plugin, merged[id(plugin)]) for plugin in self.profile.filters if id(plugin) in merged
         )

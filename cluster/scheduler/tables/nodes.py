@@ -61,6 +61,9 @@ class NodeTable:
         self.membership = 0
         """Grows when a node appears or goes, or its labels or taints change."""
         self.row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        self.content = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
+        """By row: equal as long as the row holds the same. It is the `row_version`, but for a row
+        that a trial changed and left as it was: see `restore_content`."""
         self._recent: deque[int] = deque(maxlen=_RECENT)
         """The rows of the last changes: the last one is that of `version`."""
         self.object_row_version = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
@@ -145,7 +148,12 @@ class NodeTable:
         """Mark a row as changed: masks and scores of this row are worked out again."""
         self.version += 1
         self.row_version[row] = self.version
+        self.content[row] = self.version
         self._recent.append(row)
+
+    def restore_content(self, row: int, content: int) -> None:
+        """Note that a row holds again what it held when its `content` was this number."""
+        self.content[row] = content
 
     def _touch_object(self, row: int) -> None:
         """As `touch`, where the Node object itself is new."""
@@ -301,6 +309,7 @@ class NodeTable:
     def _grow(self, capacity: int) -> None:
         for column in (
             "row_version",
+            "content",
             "object_row_version",
             "_appeared",
             "alive",
