@@ -9,6 +9,7 @@ eviction that uses up a budget makes each node dearer that the budget protects.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,6 +57,8 @@ class FreeingCosts:
         self._ties = ties
         self._again: dict[int, tuple[Freed, int]] = {}
         """Row -> its cost where `_costs` does not hold, and as of how many evictions."""
+        self._cheap: list[Freed] = []
+        """The costs of `_again`, the least first, with some that hold no more."""
         self._evictions = 0
         self._refresh()
 
@@ -71,6 +74,7 @@ class FreeingCosts:
         self._holds = np.ones(len(self._rows), dtype=np.bool_)
         """By position: whether `_costs` holds for the row."""
         self._again.clear()
+        self._cheap.clear()
 
     def cheapest(self, where: NDArray[np.bool_]) -> Freed | None:
         """Return the node that costs the least among the rows that are set in `where`, or None."""
@@ -90,14 +94,25 @@ class FreeingCosts:
         self._again.pop(row, None)
         candidate = self._work_out(row)
         if candidate is not None:
-            self._again[row] = self._freed(candidate), self._evictions
+            freed = self._freed(candidate)
+            self._again[row] = freed, self._evictions
+            if len(self._cheap) > 2 * len(self._again) + _MOST_AGAIN:
+                self._cheap = sorted(each for each, _ in self._again.values())
+            else:
+                insort(self._cheap, freed)
 
     def budgets_changed(self) -> None:
         """Note that budgets allow less than before, so that any node may cost more."""
         self._evictions += 1
 
     def _known_cheapest(self, where: NDArray[np.bool_]) -> tuple[Freed | None, int]:
-        found = [each for row, each in self._again.items() if where[row]]
+        found = []
+        for freed in self._cheap:
+            row = freed.candidate.row
+            known = self._again.get(row)
+            if known is not None and known[0] is freed and where[row]:
+                found.append(known)
+                break
         usable = self._holds & where[self._rows]
         if usable.any():
             element = int(self._order[usable.argmax()])

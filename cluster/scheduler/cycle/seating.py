@@ -137,7 +137,9 @@ class Seating:
         before = trial.mark()
         candidate = self._made_room(pod, evaluation, reach, trial, only)
         checks = self._search.checks(pod.shape.scheduler_name)
-        booking = None if candidate is None else checks.booking(pod, candidate.row)
+        booking = None
+        if candidate is not None:
+            booking = checks.booking_where_it_fits(pod, candidate.row)
         if candidate is None or booking is None:
             trial.back_to(before)
             if only is None:
