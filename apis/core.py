@@ -7,7 +7,7 @@ docs/facts/apis.md, "Requests of a pod" and "Classes of a pod".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from msgspec import field
@@ -253,12 +253,11 @@ def is_sidecar(container: Container) -> bool:
     return container.restart_policy == "Always"
 
 
-def pod_requests(pod: Pod) -> ResourceList:
-    """Return what the scheduler counts for the pod.
+def requests_in_force(pod: Pod) -> Callable[[Container], Mapping[str, Quantity]]:
+    """Return what says how much a container of the pod counts with.
 
-    max(containers + sidecars, peak while initialising) + overhead; pod-level cpu, memory and huge
-    pages replace the sum. While a resize is under way a container counts with the largest of what
-    it asks for, what was allocated and what is in force.
+    While a resize is under way, that is the largest of what it asks for, what was allocated and
+    what is in force.
     """
     statuses = {
         status.name: status
@@ -277,6 +276,17 @@ def pod_requests(pod: Pod) -> ResourceList:
         known = [in_force, status.allocated_resources]
         return max_resources(known if infeasible else [container.resources.requests, *known])
 
+    return requests
+
+
+def pod_requests(pod: Pod) -> ResourceList:
+    """Return what the scheduler counts for the pod.
+
+    max(containers + sidecars, peak while initialising) + overhead; pod-level cpu, memory and huge
+    pages replace the sum. While a resize is under way a container counts with the largest of what
+    it asks for, what was allocated and what is in force.
+    """
+    requests = requests_in_force(pod)
     return _pod_total(
         pod.spec,
         containers=[requests(container) for container in pod.spec.containers],

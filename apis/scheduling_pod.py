@@ -145,7 +145,14 @@ class DiskVolumeSource(Wire, frozen=True):
     read_only: bool = False
 
 
+class ImageVolumeSource(Wire, frozen=True):
+    """A volume with the files of an image; `reference` names it as a container would."""
+
+    reference: str = ""
+
+
 class SchedulingVolume(Volume, frozen=True):
+    image: ImageVolumeSource | None = None
     ephemeral: EphemeralVolumeSource | None = None
     gce_persistent_disk: DiskVolumeSource | None = None
     aws_elastic_block_store: DiskVolumeSource | None = None

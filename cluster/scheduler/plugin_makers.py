@@ -43,7 +43,7 @@ from cluster.scheduler.plugins.devices.settings import Settings as DeviceSetting
 from cluster.scheduler.plugins.devices.settings import settings_of
 from cluster.scheduler.plugins.nodes.declared_features import NodeDeclaredFeatures
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
-from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
+from cluster.scheduler.plugins.nodes.node_affinity import NamedNodes, NodeAffinity
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
 from cluster.scheduler.plugins.nodes.scheduling_hint import NAME as _HINT
 from cluster.scheduler.plugins.nodes.scheduling_hint import SchedulingHintNodes
@@ -187,6 +187,13 @@ def _scoring(strategy: ScoringStrategy) -> Scoring:
     )
 
 
+def _make_node_affinity(shared: SharedTables, of: ProfileConfiguration) -> NodeAffinity:
+    names_nodes = "NodeAffinity" in of.plugins.get(Point.PRE_FILTER, ())
+    return NodeAffinity(
+        of.arguments.node_affinity.added_affinity, NamedNodes() if names_nodes else None
+    )
+
+
 def _make_fit(shared: SharedTables, of: ProfileConfiguration) -> NodeResourcesFit:
     arguments = of.arguments.node_resources_fit
     return NodeResourcesFit(
@@ -286,7 +293,7 @@ def _make_fit_plus(shared: SharedTables, of: ProfileConfiguration) -> NodeResour
 MAKERS: Final[Mapping[str, Callable[[SharedTables, ProfileConfiguration], Any]]] = {
     "NodeUnschedulable": lambda shared, of: NodeUnschedulable(),
     "TaintToleration": lambda shared, of: TaintToleration(),
-    "NodeAffinity": lambda shared, of: NodeAffinity(of.arguments.node_affinity.added_affinity),
+    "NodeAffinity": _make_node_affinity,
     "NodePorts": lambda shared, of: NodePorts(restored(of)),
     "NodeDeclaredFeatures": lambda shared, of: NodeDeclaredFeatures(),
     "Reservation": _make_reservation,

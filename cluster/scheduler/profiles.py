@@ -50,6 +50,7 @@ from cluster.scheduler.plugins.contract import (
 )
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.device_share import DeviceShareFilter, DeviceShareScore
+from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.scheduling_hint import SchedulingHintNodes
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.quotas.elastic_quota import ELASTIC_QUOTA, ElasticQuotaAdmission
@@ -271,6 +272,9 @@ def _profile(shared: SharedTables, of: ProfileConfiguration) -> Profile:
             admissions.append(each)
             filters.append(each)
             preferences.append(each)
+        elif isinstance(each, NodeAffinity) and each.named is not None:
+            admissions.append(each.named)
+            filters.append(each.named)
     for name in of.plugins.get(Point.FILTER, ()):
         if (each := plugin(name)) is not None:
             filters.append(each)

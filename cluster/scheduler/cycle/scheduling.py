@@ -35,6 +35,7 @@ from cluster.scheduler.cycle.timings import (
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.cycle.victims import Candidate, may_go
 from cluster.scheduler.plugins.contract import Reason, Recorded, Refusal
+from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.quotas.elastic_quota import ElasticQuotaAdmission
 from cluster.scheduler.plugins.unsupported import Unsupported
 from cluster.scheduler.reasons.counterfactuals import NONE, Counterfactuals, but_for, nearest
@@ -480,8 +481,9 @@ class Scheduling:
 
     def _but_for(self, refusal: Refusal, shape: PodShape, profile: str) -> Counterfactuals:
         """Return how many nodes would take the pod without the plugin that refused it."""
-        if refusal.plugin == Unsupported().name:
-            # What the pod asks for beyond the filters is not known here.
+        if refusal.plugin in (Unsupported().name, NodeAffinity().name):
+            # What the pod asks for beyond the filters is not known here, and nodes that the pod's
+            # own terms exclude would stay excluded.
             return NONE
         try:
             feasible = self._evaluators[profile].evaluate_nodes(shape).feasible

@@ -161,6 +161,7 @@ def _kept(pod: SchedulingPod, mark: Mapping[str, str]) -> SchedulingPod:
 def _is_looked_at(volume: SchedulingVolume) -> bool:
     return not (
         volume.persistent_volume_claim is None
+        and volume.image is None
         and volume.ephemeral is None
         and volume.gce_persistent_disk is None
         and volume.aws_elastic_block_store is None

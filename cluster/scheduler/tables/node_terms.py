@@ -16,7 +16,7 @@ from apis.scheduling_pod import NodeSelectorRequirement, NodeSelectorTerm
 from cluster.scheduler.tables.labels import ABSENT
 from cluster.scheduler.tables.nodes import NodeTable, Rows
 
-_NAME_FIELD: Final = "metadata.name"
+NAME_FIELD: Final = "metadata.name"
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}\Z", re.ASCII)
 
 Truth = NDArray[np.bool_]
@@ -31,7 +31,7 @@ def node_term_holds(term: NodeSelectorTerm, nodes: NodeTable, rows: Rows) -> Tru
         result &= _label_holds(requirement, nodes, rows)
     for requirement in term.match_fields:
         named = _named(nodes, requirement.values, rows)
-        known = requirement.key == _NAME_FIELD
+        known = requirement.key == NAME_FIELD
         if known and requirement.operator == "In":
             result &= named
         elif known and requirement.operator == "NotIn":

@@ -21,6 +21,7 @@ from apis.core import (
     pod_priority_class_with_default,
     pod_qos,
     pod_requests,
+    requests_in_force,
 )
 from apis.decode import encode
 from apis.keys import (
@@ -219,6 +220,10 @@ def _disks(pod: SchedulingPod) -> tuple[PodDisk, ...]:
     return tuple(disks)
 
 
+def _image_volumes(spec: SchedulingPodSpec) -> tuple[str, ...]:
+    return tuple(volume.image.reference for volume in spec.volumes if volume.image is not None)
+
+
 def _owner(pod: SchedulingPod) -> tuple[str, str]:
     for owner in pod.metadata.owner_references:
         if owner.controller:
@@ -236,6 +241,7 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             _annotations(pod),
             _claims(pod),
             _disks(pod),
+            _image_volumes(spec),
             pod.metadata.owner_references,
             spread_by,
             spec.scheduler_name,
@@ -256,9 +262,14 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
             [_content_of(container) for container in spec.containers],
             [_content_of(container) for container in spec.init_containers],
             pod.status.qos_class,
-            amounts_of(pod_requests(pod)) if _is_resized(pod) else None,
+            _amounts_in_force(pod) if _is_resized(pod) else None,
         )
     )
+
+
+def _amounts_in_force(pod: SchedulingPod) -> tuple[Amounts, Amounts]:
+    requests = amounts_of(pod_requests(pod))
+    return requests, _scored(pod, requests)
 
 
 def _is_resized(pod: SchedulingPod) -> bool:
@@ -300,14 +311,14 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         kube_qos=kube_qos(pod),
         requests=requests,
         limits=_limits(spec),
-        scored=_scored(spec, requests),
+        scored=_scored(pod, requests),
         node_selector=spec.node_selector,
         affinity=spec.affinity,
         tolerations=spec.tolerations,
         spread=spec.topology_spread_constraints,
         spread_by=spread_by,
-        ports=tuple(port for container in containers for port in container.ports if port.host_port),
-        images=tuple(container.image for container in containers),
+        ports=_host_ports(spec),
+        images=(*(container.image for container in containers), *_image_volumes(spec)),
         claims=_claims(pod),
         disks=_disks(pod),
         gates=tuple(gate.name for gate in spec.scheduling_gates),
@@ -318,6 +329,13 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         owner_references=pod.metadata.owner_references,
         spec=spec,
     )
+
+
+def _host_ports(spec: SchedulingPodSpec) -> tuple[ContainerPort, ...]:
+    """Return the host ports that the pod holds. An ordinary init container is gone when its pod
+    runs, and kube-scheduler counts none of its ports."""
+    containers = (*spec.containers, *(each for each in spec.init_containers if is_sidecar(each)))
+    return tuple(port for container in containers for port in container.ports if port.host_port)
 
 
 def _limits(spec: SchedulingPodSpec) -> Amounts:
@@ -342,12 +360,14 @@ def _limits(spec: SchedulingPodSpec) -> Amounts:
     return {name: limit + overhead.get(name, 0) for name, limit in total.items()}
 
 
-def _scored(spec: SchedulingPodSpec, requests: Amounts) -> Amounts:
+def _scored(pod: SchedulingPod, requests: Amounts) -> Amounts:
     """Return cpu and memory with the defaults of containers without a request.
 
+    While a resize is under way, containers count as in `pod_requests`.
     Source: kube-scheduler's NonZeroRequested; docs/facts/scheduler.md, "Requests".
     """
     result = {}
+    spec, in_force = pod.spec, requests_in_force(pod)
     overhead = amounts_of(spec.overhead)
     for name, default in ((CPU, MILLI_CPU_WITHOUT_REQUEST), (MEMORY, MEMORY_WITHOUT_REQUEST)):
         if spec.resources is not None and name in spec.resources.requests:
@@ -355,7 +375,7 @@ def _scored(spec: SchedulingPodSpec, requests: Amounts) -> Amounts:
             continue
 
         def amount(container: SchedulingContainer, name: str = name, default: int = default) -> int:
-            requested = container.resources.requests.get(name)
+            requested = in_force(container).get(name)
             return default if requested is None else amounts_of({name: requested})[name]
 
         running = sum(amount(container) for container in spec.containers)

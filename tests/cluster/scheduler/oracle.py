@@ -106,9 +106,10 @@ def ports(pod: SchedulingPod, on: OracleNode) -> list[str]:
     def used(of: SchedulingPod) -> list[tuple[str, int, str]]:
         return [
             (port.protocol, port.host_port, port.host_ip or "0.0.0.0")
-            for container in of.spec.containers
+            for container in (*of.spec.containers, *of.spec.init_containers)
             for port in container.ports
             if port.host_port
+            and (container in of.spec.containers or container.restart_policy == "Always")
         ]
 
     for protocol, number, address in used(pod):
@@ -180,13 +181,15 @@ def _evenness(on: OracleNode, more: Mapping[str, Quantity]) -> int:
 def image_locality(pod: SchedulingPod, on: OracleNode, cluster: Sequence[OracleNode]) -> int:
     mib = 1024 * 1024
     total = 0
-    for container in pod.spec.containers:
-        name = container.image if ":" in container.image else f"{container.image}:latest"
+    images = [each.image for each in (*pod.spec.containers, *pod.spec.init_containers)]
+    images += [volume.image.reference for volume in pod.spec.volumes if volume.image]
+    for image in images:
+        name = image if ":" in image else f"{image}:latest"
 
         def size(node: SchedulingNode, name: str = name) -> int:
             return next((i.size_bytes for i in node.status.images if name in i.names), 0)
 
         having = sum(1 for other in cluster if size(other.node))
         total += int(size(on.node) * (having / len(cluster)))
-    most = 1000 * mib * len(pod.spec.containers)
+    most = 1000 * mib * len(images)
     return 100 * (min(max(total, 23 * mib), most) - 23 * mib) // (most - 23 * mib)

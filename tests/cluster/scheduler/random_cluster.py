@@ -73,8 +73,10 @@ def pod(random: Random, name: str, *, node: str = "", owners: dict[str, Tree]) -
         spec["affinity"] |= _pod_affinity(random)
     if node:
         return {"metadata": metadata, "spec": spec | {"nodeName": node}}
-    if random.random() < 0.25:
-        spec["initContainers"] = [_container(random, "first", node)]
+    if random.random() < 0.35:
+        spec["initContainers"] = [_init_container(random)]
+    if random.random() < 0.1:
+        spec["volumes"] = [{"name": "v", "image": {"reference": random.choice(list(_IMAGES))}}]
     if random.random() < 0.15:
         spec["nodeSelector"] = {"disk": random.choice(("ssd", "hdd"))}
     if random.random() < 0.35:
@@ -101,6 +103,16 @@ def _container(random: Random, name: str, node: str) -> Tree:
         requests["test.io/part"] = limits["test.io/part"] = "1"
     image = random.choice((*_IMAGES, "i.test/mid", "x"))
     return {"name": name, "image": image, "resources": {"requests": requests, "limits": limits}}
+
+
+def _init_container(random: Random) -> Tree:
+    """Return an init container, half of the time a sidecar; ports count for sidecars alone."""
+    container = _container(random, "first", "")
+    if random.random() < 0.5:
+        container["restartPolicy"] = "Always"
+    if random.random() < 0.6:
+        container["ports"] = [_port(random)]
+    return container
 
 
 def _port(random: Random) -> Tree:
@@ -150,11 +162,20 @@ def _node_affinity(random: Random) -> Tree:
             {"weight": random.randint(1, 100), "preference": term()} for _ in range(2)
         ]
     }
+    required = None
     if random.random() < 0.5:
-        rules["requiredDuringSchedulingIgnoredDuringExecution"] = {
-            "nodeSelectorTerms": [term(), term()]
-        }
+        required = [term(), term()]
+    elif random.random() < 0.4:
+        # All of them name nodes, or one does not.
+        required = [_named_nodes(random), random.choice((_named_nodes(random), term()))]
+    if required is not None:
+        rules["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": required}
     return rules
+
+
+def _named_nodes(random: Random) -> Tree:
+    name = f"n{random.randrange(12):02}"
+    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
 
 
 def _tolerations(random: Random) -> list[Tree]:

@@ -1,7 +1,8 @@
 """ImageLocality: prefers nodes that have the pod's images already.
 
 Each image that a node has counts int(size * nodes with the image / all nodes). The sum, cut to
-23 MiB .. 1,000 MiB a container, is scaled to 0..100. An image without a tag means `:latest`.
+23 MiB .. 1,000 MiB an image, is scaled to 0..100. Images of containers and of volumes count. One
+without a tag means `:latest`.
 Source: kube-scheduler; docs/facts/scheduler.md, "Image locality".
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduler.plugins.contract import Filter, RowScore, Score
+from cluster.scheduler.configuration.reading import read_configuration
+from cluster.scheduler.cycle.evaluation import Evaluator, Profile
+from cluster.scheduler.plugins.contract import Filter, Refusal, RowScore, Score
 from cluster.scheduler.plugins.nodes.image_locality import ImageLocality
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
@@ -26,11 +29,16 @@ from cluster.scheduler.plugins.resources.resource_scores import (
     MostAllocated,
     RequestedToCapacityRatio,
 )
+from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.reasons.counterfactuals import nearest
+from cluster.scheduler.reasons.diagnosis import diagnose
+from cluster.scheduler.sources.objects import pod_keeper
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler import oracle
 from tests.cluster.scheduler import resource_oracle as amounts
+from tests.cluster.scheduler.configuration.files import file
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.oracle import OracleNode
 
@@ -344,6 +352,90 @@ def test_a_cordoned_node_takes_pods_that_tolerate_the_taint_of_cordoning(
         plugin.filter(shape, tables, np.array([0])).any()
     )
     assert refuses is not takes
+
+
+@pytest.mark.parametrize(("restart", "held"), [("Always", True), ("", False)])
+def test_of_init_containers_sidecars_alone_hold_host_ports(restart: str, held: bool) -> None:
+    """An ordinary init container has ended when its pod runs; kube-scheduler 1.36 counts none of
+    its ports."""
+    ports = [{"containerPort": 80, "hostPort": 8080}]
+    first = {"name": "i", "ports": ports} | ({"restartPolicy": restart} if restart else {})
+    main = {"name": "c"}
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    running = shapes.of(make_pod("u", containers=[main], initContainers=[first]))
+    tables.place(Booking(key="", uid="u", shape=running, node="n"))
+    pod = shapes.of(make_pod("p", containers=[main | {"ports": ports}]))
+    assert NodePorts().filter(pod, tables, slice(0, 1)).tolist() == [held]
+    assert NodePorts().applies(running, tables) is held
+
+
+def test_images_of_volumes_count_like_those_of_containers() -> None:
+    """As kube-scheduler 1.36 scores: with the volume's image, twice as much could be there."""
+    mib = 1024 * 1024
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n", images=[{"names": ["i:1"], "sizeBytes": 500 * mib}]))
+    volume = {"name": "v", "image": {"reference": "i:1"}}
+    pods = (
+        make_pod("container", containers=[{"name": "c", "image": "i:1"}]),
+        make_pod("volume", containers=[{"name": "c", "image": "x"}], volumes=[volume]),
+        make_pod("both", containers=[{"name": "c", "image": "i:1"}], volumes=[volume]),
+    )
+    scores = [
+        ImageLocality().score(shapes.of(pod_keeper({})(pod)), tables, slice(0, 1)).tolist()
+        for pod in pods
+    ]
+    assert scores == [[48], [24], [49]]
+
+
+def _default_profile(tables: Tables) -> Profile:
+    text = json.dumps(file(profiles=[{"schedulerName": "koord-scheduler"}]))
+    return make_plugins(read_configuration(text, obj="test"), tables).profiles["koord-scheduler"]
+
+
+def _named(*names: str, operator: str = "In", **more: Any) -> dict[str, Any]:
+    field = {"key": "metadata.name", "operator": operator, "values": list(names)}
+    return {"matchFields": [field], **more}
+
+
+@pytest.mark.parametrize(
+    ("terms", "others"),
+    [
+        ([_named("n0")], 3),
+        ([_named("n0"), _named("n3")], 2),
+        ([_named("gone")], 4),
+        # A term that names no node may mean any: NodeAffinity decides about each.
+        ([_named("n0"), _named("n1", operator="NotIn")], 0),
+        ([_named("n0"), {"matchExpressions": [{"key": "x", "operator": "Exists"}]}], 0),
+    ],
+)
+def test_nodes_that_no_term_names_are_held_back_before_all_others(
+    terms: list[dict[str, Any]], others: int
+) -> None:
+    tables = Tables()
+    for number in range(4):
+        tables.upsert_node(make_node(f"n{number}", unschedulable=number > 1))
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    shape = Shapes().of(make_pod("p", affinity={"nodeAffinity": required}))
+    profile = _default_profile(tables)
+    evaluation = Evaluator(profile, tables).evaluate(shape)
+    counts = diagnose(shape, tables, evaluation.masks).counts
+    assert counts.get("node(s) didn't satisfy plugin(s) [NodeAffinity]", 0) == others
+    # Such a node fails in nothing else, so what is nearest names it.
+    changes = nearest(shape, tables, evaluation.masks).changes
+    assert not others or any("[NodeAffinity]" in change.text for change in changes)
+
+
+def test_terms_that_name_no_node_refuse_the_pod() -> None:
+    tables = Tables()
+    tables.upsert_node(make_node("n0"))
+    fields = [_named(name)["matchFields"][0] for name in ("n0", "n1")]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    shape = Shapes().of(make_pod("p", affinity=affinity))
+    profile = _default_profile(tables)
+    with pytest.raises(Refusal, match="pod affinity terms conflict"):
+        Evaluator(profile, tables).evaluate(shape)
 
 
 def test_the_worked_example_of_resource_scores() -> None:

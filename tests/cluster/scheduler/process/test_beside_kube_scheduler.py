@@ -31,6 +31,7 @@ from tests.cluster.scheduler.beds.beside_kube_scheduler import (
     delete,
     make_node,
     ours,
+    set_status,
 )
 from tests.cluster.scheduler.random_cluster import APPS, Tree, nodes, pod
 
@@ -74,7 +75,29 @@ async def _make_cluster(client: Client, random: Random) -> dict[str, Tree]:
     for number in range(_RUNNING):
         body = pod(random, f"r{number}", node=random.choice(names), owners=owners)
         await create(client, PODS, body)
+        if random.random() < 0.3:
+            await _resize(client, random, body)
     return owners
+
+
+async def _resize(client: Client, random: Random, body: Tree) -> None:
+    """Show that a pod's first container has another amount of cpu than it asks for."""
+    container = body["spec"]["containers"][0]
+    requests = container["resources"]["requests"]
+    allocated, in_force = (requests | {"cpu": f"{random.randint(0, 900)}m"} for _ in range(2))
+    status = {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": "",
+        "ready": True,
+        "restartCount": 0,
+        "allocatedResources": allocated,
+        "resources": {"requests": in_force},
+    }
+    condition = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    conditions = [condition] if random.random() < 0.3 else []
+    statuses = {"containerStatuses": [status], "conditions": conditions}
+    await set_status(client, PODS, body["metadata"]["name"], statuses)
 
 
 async def _compare(client: Client, server: ApiServer, folder: Path, random: Random) -> None:

@@ -51,6 +51,20 @@ def test_a_resized_pod_counts_with_the_larger_of_what_it_asks_for_and_what_it_ha
     assert sum(bool(bed.node_of(f"new{number}")) for number in range(4)) == room
 
 
+def test_scores_count_a_resized_pod_as_the_filters_do() -> None:
+    """As kube-scheduler: else the fuller node would look like the emptier one."""
+    bed = Bed()
+    for node in ("resized", "other"):
+        bed.node(node, 16)
+        bed.pod(f"on-{node}", 4, 0, node=node)
+    _resize(bed, "on-resized", asks=1, has=8)
+    bed.pod("new", 1, 0)
+    bed.run()
+    assert bed.node_of("new") == "other"
+    (shape,) = (b.shape for b in bed.core.tables.bookings.values() if b.uid == "u-on-resized")
+    assert shape.scored["cpu"] == shape.requests["cpu"] == 8000
+
+
 def test_a_pod_is_tried_again_when_another_one_has_shrunk() -> None:
     bed = Bed()
     bed.node("n", 4)
