@@ -120,10 +120,11 @@ class Evictions:
         """Forget a pod that is gone, as a victim and as a preemptor."""
         self._under_way.pop(uid, None)
         self.end_nomination(uid)
+        self._nominator.forget(uid)
 
     def bound(self, uid: str) -> None:
         """End the nomination of a pod that is bound."""
-        self._nominator.withdraw(uid)
+        self._nominator.forget(uid)
 
     def end_nomination(self, uid: str, *, not_for: PodShape | None = None) -> bool:
         """End a pod's claim to a node, and have pods tried that it kept out.

@@ -31,6 +31,9 @@ class Nominator(Generic[S]):
         self._node_of: dict[str, str] = {}
         self._of_others: set[str] = set()
         """UIDs of pods that another scheduler nominated."""
+        self._own: dict[str, set[str]] = {}
+        """UID of a pod that is not bound -> the nodes that preemption nominated it for. What the
+        pod shows of these may be an earlier write of this scheduler."""
         self.version = 0
         """Grows with every change."""
         self._recent: deque[str] = deque(maxlen=_RECENT)
@@ -40,7 +43,28 @@ class Nominator(Generic[S]):
         return len(self._node_of)
 
     def nominate(self, pod: PendingPod[S], node: str) -> None:
-        """Record that `pod` is nominated for `node`, instead of for any other node."""
+        """Record that preemption nominated `pod` for `node`, instead of for any other node."""
+        self._own.setdefault(pod.uid, set()).add(node)
+        self._nominate(pod, node)
+
+    def follow(self, pod: PendingPod[S], before: str, shown: str) -> None:
+        """Take the nomination that a pod shows instead of `before`, "" for none.
+
+        An autoscaler may write it, for the node that it makes for the pod. What may be an echo of
+        this scheduler's own writes changes nothing.
+        """
+        own = self._own.get(pod.uid, ())
+        if shown and shown != before and shown not in own:
+            self._nominate(pod, shown)
+        elif not shown and before not in own and self.node_of(pod.uid) == before:
+            self.withdraw(pod.uid)
+
+    def forget(self, uid: str) -> str:
+        """End the nomination of a pod that is bound or gone, as `withdraw`."""
+        self._own.pop(uid, None)
+        return self.withdraw(uid)
+
+    def _nominate(self, pod: PendingPod[S], node: str) -> None:
         self.withdraw(pod.uid)
         self._on.setdefault(node, {})[pod.uid] = pod
         self._node_of[pod.uid] = node
@@ -48,7 +72,7 @@ class Nominator(Generic[S]):
 
     def nominated_by_other(self, pod: PendingPod[S], node: str) -> None:
         """Record that another scheduler nominated `pod` for `node`."""
-        self.nominate(pod, node)
+        self._nominate(pod, node)
         self._of_others.add(pod.uid)
 
     def update(self, pod: PendingPod[S]) -> None:

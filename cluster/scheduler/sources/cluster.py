@@ -72,7 +72,8 @@ class ClusterSource:
         carries out what a change means for gangs. forget: called with the UID of a pod that is
         gone, is being deleted, or was given to another scheduler. seen_bound: called with the UID
         of a pod that the API server shows on a node. nominator: takes the nominations that pods
-        show when they are first seen, which is after a restart. spread_by: selects the
+        show when they are first seen, as after a restart, and those that other programs write
+        later. spread_by: selects the
         pods of the workload that a pod belongs to. quotas: takes pods without a node, if a profile
         schedules by quotas. other_nominations: the nominator also takes those of other schedulers'
         pods. estimation_problems: why annotations about the load of a pod are not in force. named:
@@ -140,7 +141,7 @@ class ClusterSource:
 
     def _bound(self, old: SchedulingPod | None, new: SchedulingPod) -> None:
         uid = new.metadata.uid
-        promised = self._nominator.withdraw(uid)
+        promised = self._nominator.forget(uid)
         read = booking_of(new, self.shape_of(new))
         unread = self._estimation_problems(new, read.booking.shape)
         self._complain(new, (*read.problems, *unread))
@@ -196,8 +197,11 @@ class ClusterSource:
         promised = self._nominator.node_of(uid)
         if self._queue.state_of(uid) is not None:
             self._nominator.update(pod)
+            if old is not None:
+                before = old.status.nominated_node_name
+                self._nominator.follow(pod, before, new.status.nominated_node_name)
         elif new.status.nominated_node_name:
-            self._nominator.nominate(pod, new.status.nominated_node_name)
+            self._nominator.follow(pod, "", new.status.nominated_node_name)
         elif self._other_nominations:
             # It was another scheduler's until now.
             self._nominator.withdraw(uid)

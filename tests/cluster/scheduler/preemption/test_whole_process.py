@@ -148,6 +148,56 @@ def test_a_nomination_is_read_back_after_a_restart() -> None:
     assert bed.node_of("low") == "a"
 
 
+def _shows(bed: Bed, name: str, node: str) -> None:
+    bed.pods[name]["status"] = {"nominatedNodeName": node} if node else {}
+    bed.change(name)
+
+
+def test_a_node_that_an_autoscaler_nominates_is_kept_for_the_pod_and_tried_first() -> None:
+    """As kube-scheduler 1.36 does, also where another node has a higher score."""
+    bed = Bed()
+    bed.pod("new", 2, 10, schedulingGates=[{"name": "later"}])
+    bed.run()
+    _shows(bed, "new", "b")
+    for node, cpu in (("b", 4), ("c", 16)):
+        bed.node(node, cpu)
+    bed.pod("low", 4, 1, nodeSelector={"kubernetes.io/hostname": "b"})
+    bed.run(20.0)
+    assert bed.node_of("low") == ""
+    bed.pods["new"]["spec"]["schedulingGates"] = []
+    bed.change("new")
+    bed.run(20.0)
+    assert bed.node_of("new") == "b"
+
+
+def test_a_nomination_that_its_writer_takes_back_keeps_no_room() -> None:
+    bed = Bed()
+    bed.node("b", 4)
+    bed.pod("new", 8, 10)
+    bed.run()
+    _shows(bed, "new", "b")
+    bed.pod("low", 4, 1)
+    assert bed.core.scheduling.nominator.node_of("u-new") == "b"
+    _shows(bed, "new", "")
+    bed.run(20.0)
+    assert bed.node_of("low") == "b"
+
+
+def test_an_echo_of_an_earlier_nomination_does_not_replace_the_present_one() -> None:
+    bed = _full()
+    bed.pod("new", 3, 10)
+    bed.run()
+    first = bed.nominated["new"]
+    other = "b" if first == "a" else "a"
+    nominator = bed.core.scheduling.nominator
+    pod = bed.core.queue.pod("u-new")
+    assert pod is not None
+    nominator.nominate(pod, other)
+    for shown in (first, "", first):
+        _shows(bed, "new", shown)
+        assert nominator.node_of("u-new") == other
+
+
 def test_a_victim_that_ends_already_is_waited_for_after_a_restart() -> None:
     bed = Bed()
     bed.node("a", 4)
