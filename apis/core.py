@@ -270,10 +270,10 @@ def requests_in_force(pod: Pod) -> Callable[[Container], Mapping[str, Quantity]]
 
     def requests(container: Container) -> Mapping[str, Quantity]:
         status = statuses.get(container.name)
-        if status is None or (status.resources is None and not status.allocated_resources):
+        # Without what is in force, Kubernetes does not count what was allocated either.
+        if status is None or status.resources is None:
             return container.resources.requests
-        in_force = status.resources.requests if status.resources else {}
-        known = [in_force, status.allocated_resources]
+        known = [status.resources.requests, status.allocated_resources]
         return max_resources(known if infeasible else [container.resources.requests, *known])
 
     return requests

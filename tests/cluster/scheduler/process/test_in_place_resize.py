@@ -51,6 +51,19 @@ def test_a_resized_pod_counts_with_the_larger_of_what_it_asks_for_and_what_it_ha
     assert sum(bool(bed.node_of(f"new{number}")) for number in range(4)) == room
 
 
+def test_what_was_allocated_counts_only_beside_what_is_in_force() -> None:
+    """As in kube-scheduler 1.36, which else looks at what the pod asks for alone."""
+    bed = Bed()
+    bed.node("n", 4)
+    bed.pod("runs", 1, 0, node="n")
+    _resize(bed, "runs", asks=1, has=3)
+    del bed.pods["runs"]["status"]["containerStatuses"][0]["resources"]
+    bed.change("runs")
+    bed.pod("new", 3, 0)
+    bed.run()
+    assert bed.node_of("new") == "n"
+
+
 def test_scores_count_a_resized_pod_as_the_filters_do() -> None:
     """As kube-scheduler: else the fuller node would look like the emptier one."""
     bed = Bed()
