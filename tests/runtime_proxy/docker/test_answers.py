@@ -588,3 +588,18 @@ def test_an_answer_without_an_id_stores_nothing(answer: Any) -> None:
         answer=answer,
     )
     assert world.store.sizes == (0, 0)
+
+
+def test_what_a_hook_changes_at_a_start_counts_once_dockerd_has_started_it() -> None:
+    server = ScriptedServer(
+        {
+            Stage.PRE_START_CONTAINER: answering(set_resource("cpu_shares", 9)),
+            Stage.PRE_UPDATE_CONTAINER_RESOURCES: echo,
+        }
+    )
+    world = ready(server)
+    for status, shares in ((500, 512), (204, 9)):
+        world.ask_docker("POST", "/containers/c1/start", status=status)
+        world.ask_docker("POST", "/containers/c1/update", {}, status=500)
+        asked = server.requests(Stage.PRE_UPDATE_CONTAINER_RESOURCES)[-1]
+        assert asked.container_resources.cpu_shares == shares
