@@ -81,7 +81,8 @@ class Reports:
                 # The status that says so may wait still, and this one takes its place.
                 reason, message = UNSCHEDULABLE, explained.message
             namespace, _, name = pod.key.partition("/")
-            status = PodStatus(namespace, name, pod.uid, reason, message, "")
+            generation = known.metadata.generation
+            status = PodStatus(namespace, name, pod.uid, reason, message, "", generation)
             self._writers.status(status, said)
 
     def report(
@@ -99,7 +100,8 @@ class Reports:
             if pod is None or pod.metadata.uid != uid:
                 return
             namespace, _, name = key.partition("/")
-            status = PodStatus(namespace, name, uid, reason, message, nominated)
+            generation = pod.metadata.generation
+            status = PodStatus(namespace, name, uid, reason, message, nominated, generation)
             self._writers.status(status, shown(pod))
             about = pod_reference(namespace, name, uid)
             controller = pod.spec.scheduler_name

@@ -53,6 +53,8 @@ class PodStatus:
     """Why a pod is not placed. reason: one of the constants above.
 
     nominated_node: the node that preemption frees for it; "" clears, None leaves it as it is.
+    generation: of the pod that was tried, 0 where the API server counts none. A status that
+    differs in nothing else is not written, as kube-scheduler's.
     """
 
     namespace: str
@@ -61,6 +63,7 @@ class PodStatus:
     reason: str
     message: str
     nominated_node: str | None = None
+    generation: int = 0
 
     @property
     def key(self) -> str:
@@ -242,6 +245,8 @@ class StatusWriter:
             "reason": status.reason,
             "message": status.message,
         }
+        if status.generation:
+            condition["observedGeneration"] = status.generation
         if not waiting.false_already:
             now = datetime.fromtimestamp(self._now(), UTC)
             condition["lastTransitionTime"] = format_time(now)
