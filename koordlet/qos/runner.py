@@ -211,6 +211,8 @@ class Runner:
             if not run.begun:
                 run.state = run.strategy.initial()
                 run.begun = True
+            elif self._board.lease(name) is None:
+                run.state = run.strategy.lapsed(run.state)
             state, verdict = run.strategy.step(run.state, situation)
             standing, problems = checked(verdict.standing)
         except (InputError, InputErrors) as error:

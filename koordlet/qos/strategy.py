@@ -138,6 +138,8 @@ class Strategy:
     kept: the type of what is kept of the state over a restart of the daemon; None for nothing. It
     holds plain values, and its tag is its version: one with another tag is not resumed.
     keep, resume: from the state to what is kept of it, and back; without them it is kept whole.
+    lapsed: from the state to that of a step before which none of its claims are in force: the last
+    step had none, or they have ended since, as after a stall.
     """
 
     name: str
@@ -149,3 +151,4 @@ class Strategy:
     kept: type[msgspec.Struct] | None = None
     keep: Callable[[Any], msgspec.Struct] = _whole
     resume: Callable[[Any], Any] = _whole
+    lapsed: Callable[[Any], Any] = _whole

@@ -179,6 +179,11 @@ def resumed(kept: Kept) -> State:
     return State(cpus, kept.quota_us, kept.fewer, kept.more, kept.terms)
 
 
+def lapsed(state: State) -> State:
+    """Return the state without claims in force: the next set or quota is a first one."""
+    return State()
+
+
 def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     """Return the next state, and the claims on best-effort pods' CPU sets or their quota."""
     inputs, config = situation.inputs, situation.inputs.slo.resource_used_threshold_with_be
@@ -535,4 +540,5 @@ STRATEGY: Final = Strategy(
     kept=Kept,
     keep=kept,
     resume=resumed,
+    lapsed=lapsed,
 )

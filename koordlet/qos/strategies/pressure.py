@@ -132,6 +132,11 @@ class State(msgspec.Struct, frozen=True, tag_field="version", tag=1):
     lifted_at: float | None = None
 
 
+def lapsed(state: State) -> State:
+    """Return the state without claims in force: the loops go on, and quotas need a new lead."""
+    return msgspec.structs.replace(state, lifted_at=None)
+
+
 class Pressure(NamedTuple):
     """The highest pressure in percent, and whose it is."""
 
@@ -395,4 +400,5 @@ STRATEGY: Final = Strategy(
     initial=State,
     step=step,
     kept=State,
+    lapsed=lapsed,
 )

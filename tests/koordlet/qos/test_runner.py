@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -169,6 +170,18 @@ def test_a_strategy_that_fails_keeps_its_claims_until_the_lease_ends_and_then_co
     bed.round()
     assert bed.board.lease("one") is not None
     assert bed.runner.statuses[0].problem == ""
+
+
+def test_a_step_whose_claims_have_ended_begins_with_the_lapsed_state() -> None:
+    bed = Bed(dataclasses.replace(strategy(), lapsed=lambda state: 1000 + state))
+    values = []
+    for after_s in (1.0, 9.9, 10.1, 1.0):
+        bed.round(after_s)
+        values.append(bed.value)
+    assert values == [100, 101, 1102, 1103]
+    bed.board.drop("one")  # as a gate that was off between two rounds
+    bed.round()
+    assert bed.value == 2104
 
 
 def test_bad_input_keeps_the_last_claims_in_force_for_as_long_as_it_is_bad() -> None:

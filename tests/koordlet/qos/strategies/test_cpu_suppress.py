@@ -570,6 +570,27 @@ def test_on_v1_the_lead_begins_again_after_suppression_was_off() -> None:
     assert quota_of(verdict) is None
 
 
+def test_on_v1_the_lead_begins_again_after_a_stall_that_ended_the_claims(tmp_path: Path) -> None:
+    by_quota = slo(cpuSuppressPolicy="cfsQuota")
+    life = Life(str(tmp_path / "leases"), STRATEGY, now=1000.0)
+    quotas = []
+    for now in (1000.0, 1002.0, 1011.9, 1022.0, 1023.0, 1024.0):
+        standing = life.step(at(slo=by_quota, now=now))
+        lifted = standing.of(ContainerSubject(pod=BATCH, name="main", id="c1"))
+        assert [claim.value for claim in lifted if claim.resource is QUOTA] == [UNLIMITED]
+        quotas.append(quota_of(Verdict(standing=standing)))
+    assert quotas == [None, 340_000, 340_000, None, None, 340_000]
+
+
+def test_a_set_after_a_stall_that_ended_the_claims_is_a_first_one(tmp_path: Path) -> None:
+    life = Life(str(tmp_path / "leases"), STRATEGY, now=1000.0)
+    sizes = [
+        len(cpus_of(life.step(at(3.0 + ls, ls, now=now)), ROOT))
+        for ls, now in ((6.0, 1000.0), (3.0, 1001.0), (3.0, 1012.0))
+    ]
+    assert sizes == [4, 6, 7], "growth is not limited where nothing was held"
+
+
 def test_on_v1_the_cpu_set_holds_until_the_quota_that_takes_its_place_does() -> None:
     by_quota = slo(cpuSuppressPolicy="cfsQuota")
     state = on("0-3,8")

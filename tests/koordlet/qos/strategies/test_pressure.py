@@ -289,6 +289,18 @@ def test_on_v1_no_quota_falls_before_containers_being_created_have_lost_theirs()
     assert decided(verdict, ROOT, QUOTA) is None, "the next squeeze has a lead of its own"
 
 
+def test_on_v1_the_lead_begins_again_after_a_stall_that_ended_the_claims(tmp_path: Path) -> None:
+    on_v1 = node(kernel=KernelFacts(supported=EVERYTHING))
+    life = Life(str(tmp_path / "leases"), STRATEGY, now=1000.0)
+    quotas = []
+    for now in (1000, 1001, 1002, 1003, 1004, 1005, 1006, 1020, 1021, 1022):
+        standing = life.step(at(40.0, inputs=on_v1, now=float(now)))
+        assert now < 1003 or standing.by_class, "best-effort pods lose their own quotas"
+        quotas.append(decided(Verdict(standing=standing), ROOT, QUOTA))
+    assert [quota is None for quota in quotas] == [True] * 5 + [False] * 2 + [True] * 2 + [False]
+    assert quotas[-1] != quotas[6], "the squeeze itself has gone on"
+
+
 # -- beside suppression -----------------------------------------------------------------------
 
 
