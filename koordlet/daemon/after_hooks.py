@@ -17,6 +17,7 @@ from koordlet.decisions.rules import Rules
 from koordlet.executor.journal import Journal
 from koordlet.executor.node_wide import make_host_directory
 from koordlet.state import NodeState
+from linux.cgroup_files import FILES, number
 from linux.cgroup_paths import PathError
 from linux.host import Host
 from linux.resources import Resource, Value
@@ -109,6 +110,14 @@ class AfterHooks:
 
     def requested(self, cgroup: str) -> None:
         self._passes.requested(cgroup)
+
+    def our_quotas_us(self, cgroup: str) -> Collection[int]:
+        file = FILES[Resource.CPU_CFS_QUOTA]
+        record = self._journal.get(cgroup, Resource.CPU_CFS_QUOTA)
+        values = self._journal.runtime_values(cgroup, Resource.CPU_CFS_QUOTA)
+        texts = () if record is None else record.ours
+        texts += () if values is None else values.texts
+        return {one for text in texts if isinstance(one := number(file, text), int)}
 
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         self._journal.supersede(container_id, resources)

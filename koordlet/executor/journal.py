@@ -72,6 +72,8 @@ class JournalError(Exception):
 class Journal:
     """The originals. Owned by the reconciler's thread, except `note_delivered` and `supersede`.
 
+    Any thread may look up one record or one file's runtime values.
+
     path: the file; None keeps everything in memory (plans, tests). boot: this boot's id.
     """
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
+import msgspec
 from google.protobuf.message import DecodeError
 
 from apis.cpuset import CpuSet
@@ -112,6 +113,10 @@ class Surroundings(Protocol):
         """
         ...
 
+    def our_quotas_us(self, cgroup: str) -> Collection[int]:
+        """Return the newest quotas of koordlet's that a container had, in the group's period."""
+        ...
+
     def superseded(self, container_id: str, resources: Collection[Resource]) -> None:
         """kubelet requested other values: earlier deliveries of these resources do not count."""
         ...
@@ -197,10 +202,25 @@ class HookAnswers:
         kept = self._state.proxy_requests.get(key)
         if kept is None:
             known = self._state.container_of(request.pod_meta.uid, request.container_meta.id)
-            if known is None:
-                return reported
-            kept = known.requested, self._as_delivered(known, reported.cfs_period_us or 0)
+            return reported if known is None else self._requested_of(known, reported)
         return without_delivered(reported, *kept)
+
+    def _requested_of(self, known: ContainerSubject, reported: Requested) -> Requested:
+        """Return what kubelet requests of a container whose creation no hook saw.
+
+        The ratio may have changed since a value was delivered, and the journal has former quotas.
+        """
+        delivered = self._as_delivered(known, reported.cfs_period_us or 0)
+        quota_us = reported.cfs_quota_us
+        ours = quota_us == delivered.cfs_quota_us or quota_us in self._daemon.our_quotas_us(
+            known.cgroup
+        )
+        kubelets = known.requested if ours else reported
+        return msgspec.structs.replace(
+            without_delivered(reported, known.requested, delivered),
+            cfs_quota_us=kubelets.cfs_quota_us,
+            cfs_period_us=kubelets.cfs_period_us,
+        )
 
     def _as_delivered(self, known: ContainerSubject, period_us: int) -> Requested:
         """Return what would be delivered for a container whose creation no hook saw.

@@ -213,8 +213,13 @@ def test_a_runtimes_list_has_our_values_and_they_are_not_decided_on_again(
 
 @pytest.mark.parametrize(
     ("period_us", "quota_us", "answered_us"),
-    [(100_000, 80_000, 80_000), (50_000, 40_000, 40_000), (100_000, 60_000, 48_000)],
-    ids=["ours", "ours in another period", "resized"],
+    [
+        (100_000, 80_000, 80_000),
+        (50_000, 40_000, 40_000),
+        (100_000, 60_000, 48_000),
+        (50_000, 30_000, 24_000),
+    ],
+    ids=["ours", "ours in another period", "resized", "resized in another period"],
 )
 def test_the_quota_of_a_container_older_than_koordlet_is_ours_or_kubelets(
     tmp_path: Path, period_us: int, quota_us: int, answered_us: int
@@ -232,6 +237,40 @@ def test_the_quota_of_a_container_older_than_koordlet_is_ours_or_kubelets(
                     cpu_quota=quota_us,
                 )
                 assert answer.container_resources.cpu_quota == answered_us
+
+    run(test)
+
+
+def test_a_quota_by_a_former_ratio_is_not_divided_again_where_only_the_journal_has_it(
+    tmp_path: Path,
+) -> None:
+    """As where the runtime has it through NRI, or the requests log was lost."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as n:
+            async with connected(n, tmp_path) as p:
+                container = _put_running_pod(n, p)
+                path = n.kubelet.path(container.cgroup, "cpu.max")
+                async with n.running():
+                    await until("the quota", lambda: n.kernel.text(path) == "80000 100000")
+            n.put(node_object("2.0"))
+            n.daemon = n.new_daemon()
+            async with connected(n, tmp_path) as again, n.running():
+                again.pod = p.pod
+                await until("the new quota", lambda: n.kernel.text(path) == "50000 100000")
+                # Kubelet pins; the proxy has put the former quota under that.
+                pinned = await again.container(
+                    "PreUpdateContainerResources",
+                    id=container.id,
+                    cpu_quota=80_000,
+                    cpuset_cpus="0-1",
+                )
+                assert pinned.container_resources.cpu_quota == 50_000
+                assert pinned.container_resources.cpuset_cpus == "0-1"
+                resized = await again.container(
+                    "PreUpdateContainerResources", id=container.id, cpu_quota=70_000
+                )
+                assert resized.container_resources.cpu_quota == 35_000
 
     run(test)
 
