@@ -30,6 +30,7 @@ from hooks.subject import (
     SandboxSubject,
     Subject,
 )
+from linux.resources import UNLIMITED, Resource
 
 Claims = tuple[Claim, ...]
 
@@ -105,6 +106,31 @@ def differing(before: Standing, now: Standing) -> frozenset[str] | None:
     former, newest = before.by_subject, now.by_subject
     differ = {key for key, claims in newest.items() if former.get(key) is not claims}
     return frozenset(differ.union(former.keys() - newest.keys()))
+
+
+def still_lifted(before: Standing, now: Standing) -> Standing:
+    """Return `now`, with the claims of `before` that no new container of a class has a quota.
+
+    They go with a quota of the class's directory on cgroup v1. Their end is in force for replies at
+    once, but the kernel has the directory's quota until it is written, and would refuse a container
+    with a larger one of its own.
+    """
+    by_class = dict(now.by_class)
+    for group in before.by_class:
+        ended = _lifted(before, group)
+        if ended and not _lifted(now, group):
+            by_class[group] = (*by_class.get(group, ()), *ended)
+    return now if by_class == now.by_class else Standing(now.by_subject, by_class)
+
+
+def _lifted(standing: Standing, group: tuple[Level, KubeQoS]) -> Claims:
+    if group[0] is not Level.CONTAINER:
+        return ()
+    return tuple(
+        claim
+        for claim in standing.by_class.get(group, ())
+        if claim.resource is Resource.CPU_CFS_QUOTA and claim.value == UNLIMITED
+    )
 
 
 def same_effect(one: Claims, other: Claims) -> bool:

@@ -164,6 +164,7 @@ class Parts:
             published=self._published,
             displaced=displaced,
             cpus_changed=self._cpus_changed,
+            followed=self.hook_decider.followed,
             written=self.audit.wrote if self.audit.log is not None else None,
         )
         self.feeds = Feeds(
@@ -433,7 +434,7 @@ class Parts:
 
     def _claimed(self, standing: Standing) -> None:
         """Put the strategies' claims in force. Any thread."""
-        self.hook_decider.standing = standing
+        self.hook_decider.stand(standing)
         self.passes.standing_changed(standing)
 
     def _noted(self, strategy: str, note: Note) -> None:

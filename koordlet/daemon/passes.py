@@ -85,13 +85,15 @@ class Passes:
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
+        followed: Callable[[Standing], None] = lambda standing: None,
         written: Written | None = None,
     ) -> None:
         """decide: decides about one subject. lock: excludes other daemons; None for no lock.
         catch_up: does what follows earlier replies; called before a pod or the state is handed to
         the reconciler. published: called after each snapshot. displaced: called when another daemon
         has the lock of this node's pods. cpus_changed: called when pods can have other CPUs than
-        the rules know. written: see `Written`.
+        the rules know. followed: called after the writes that follow from these standing claims.
+        written: see `Written`.
         """
         self._config = config
         self._host = host
@@ -104,6 +106,7 @@ class Passes:
         self._published = published
         self._displaced = displaced
         self._cpus_changed = cpus_changed
+        self._followed = followed
         self._written = written
         self._layout: Layout | None = None
         self._reasons: set[str] = set()
@@ -157,6 +160,7 @@ class Passes:
             interval_s=self._config.intervals.reconcile,
             decide=self._decide,
             on_pass=self._pass_done,
+            followed=self._followed,
             watch=True,
             here=self._host.here if isinstance(self._host, LocalHost) else lambda path: path,
             step_aside=step_aside,

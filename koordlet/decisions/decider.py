@@ -6,6 +6,7 @@ needs no lock. `koordlet.exposition.metrics` reads the counts.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -13,7 +14,7 @@ from apis.errors import InputError
 from hooks.decision import Decision, Fault
 from hooks.engine import Engine, Guard, Watch
 from hooks.stage import RepairKey, Stage, TimingKey
-from hooks.standing import NOTHING_STANDS, Standing, under
+from hooks.standing import NOTHING_STANDS, Standing, still_lifted, under
 from hooks.subject import ContainerSubject, Pod, PodSubject, SandboxSubject, Subject
 from service.events import Events, Severity
 from service.histogram import Histogram
@@ -42,8 +43,25 @@ class Decider:
         self._later = later
         self.site_names: frozenset[str] = frozenset()
         self.standing: Standing = NOTHING_STANDS
+        self._newest: Standing = NOTHING_STANDS
+        self._standing_lock = threading.Lock()
         self.timings: dict[TimingKey, Histogram] = {}
         self.repairs: dict[RepairKey, Histogram] = {}
+
+    def stand(self, standing: Standing) -> None:
+        """Have these claims in force from now on. Any thread.
+
+        New containers stay without a quota of their own until `followed`, see `still_lifted`.
+        """
+        with self._standing_lock:
+            self._newest = standing
+            self.standing = still_lifted(self.standing, standing)
+
+    def followed(self, standing: Standing) -> None:
+        """The kernel has what follows from these claims. Any thread."""
+        with self._standing_lock:
+            if standing is self._newest:
+                self.standing = standing
 
     def decide(self, engine: Engine, subject: Subject, stage: Stage) -> Decision:
         """Return the engine's decision, for a runtime that waits."""

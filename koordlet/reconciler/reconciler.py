@@ -66,6 +66,7 @@ class Reconciler:
 
     snapshot_source: returns the snapshot in force; called once a pass.
     decide: decides about one subject. interval_s: the timer.
+    followed: called after the writes that follow from these standing claims.
     watch: look for outside changes with inotify. step_aside: called for each subject; the
     executor's host calls it for each file.
     """
@@ -79,6 +80,7 @@ class Reconciler:
         interval_s: float = 10.0,
         decide: Decide = decide,
         on_pass: OnPass | None = None,
+        followed: Callable[[Standing], None] = lambda standing: None,
         watch: bool = False,
         here: Callable[[str], str] = lambda path: path,
         step_aside: Callable[[], None] = lambda: None,
@@ -88,6 +90,7 @@ class Reconciler:
         self._snapshot_source = snapshot_source
         self.interval_s = interval_s
         self._on_pass = on_pass
+        self._followed = followed
         self._lock = threading.Lock()
         self._wishes = Wishes(executor, journal, decide=decide, step_aside=step_aside)
         self._outside = OutsideChanges(executor, here=here) if watch else None
@@ -401,6 +404,7 @@ class Reconciler:
 
     def _done(self, done: WriteReport) -> None:
         """Count the writes, and look for writes by others in the meantime."""
+        self._followed(self._wishes.standing)
         self._stats = msgspec.structs.replace(
             self._stats,
             written=self._stats.written + done.written,

@@ -11,9 +11,9 @@ from hooks.claim import Claim, Op, Rank
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.policy import Policy, never
-from hooks.standing import Claims, Standing, differing, merged, renewed
+from hooks.standing import Claims, Standing, differing, merged, renewed, still_lifted
 from hooks.subject import ContainerSubject, Level, Requested, make_pod
-from linux.resources import Resource
+from linux.resources import UNLIMITED, Resource
 
 _POD = make_pod(
     namespace="default",
@@ -152,6 +152,23 @@ def test_what_differs_between_two_standings_is_seen_by_identity(
         assert seen or now.of(container) == before.of(container)
         if differ is not None:
             assert seen is (now.of(container) != before.of(container))
+
+
+_LIFTED = _claim(Resource.CPU_CFS_QUOTA, UNLIMITED, "cpu-suppress", rank=Rank.EMERGENCY)
+_OF_CONTAINERS = (Level.CONTAINER, KubeQoS.BESTEFFORT)
+
+
+def test_quotas_of_new_containers_alone_stay_lifted_beyond_the_claims() -> None:
+    others = _some(3)
+    before = Standing(
+        {"kubeqos/BestEffort": (_claim(Resource.CPU_CFS_QUOTA, 100_000, "cpu-suppress"),)},
+        {_OF_CONTAINERS: (*_some(2), _LIFTED), (Level.POD, KubeQoS.BESTEFFORT): (_LIFTED,)},
+    )
+    assert still_lifted(before, Standing()) == Standing(by_class={_OF_CONTAINERS: (_LIFTED,)})
+    now = Standing({}, {_OF_CONTAINERS: others})
+    assert still_lifted(before, now).by_class == {_OF_CONTAINERS: (*others, _LIFTED)}
+    assert still_lifted(now, Standing()) == Standing()
+    assert still_lifted(before, before) is before
 
 
 def test_the_claims_of_one_strategy_alone_stay_the_same_object() -> None:

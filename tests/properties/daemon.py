@@ -104,7 +104,9 @@ class Daemon:
         )
         self.journal = self._journal()
         self.executor = self._executor(burst_above_quota=self.probed.burst_above_quota)
-        self.reconciler = Reconciler(self.executor, self.journal, self._snapshot)
+        self.reconciler = Reconciler(
+            self.executor, self.journal, self._snapshot, followed=self.decider.followed
+        )
         self.connected = False
         self._place_host_apps()
         self.board.resume(self._leases)
@@ -227,7 +229,7 @@ class Daemon:
         self._follow()
 
     def _stands(self, standing: Standing) -> None:
-        self.decider.standing = standing
+        self.decider.stand(standing)
         self.reconciler.standing_changed(standing)
 
     def _follow(self) -> None:

@@ -134,10 +134,10 @@ def test_the_claims_of_strategies_are_in_the_answer(tmp_path: Path) -> None:
         async with serving(tmp_path) as n, n.running(), connected(n, tmp_path) as p:
             claim = Claim(Resource.CPU_CFS_QUOTA, 30_000, policy="s", reason="busy", source="x")
             subject = (Level.CONTAINER, (await seen_pod(n, p)).kube_qos)
-            n.daemon.parts.hook_decider.standing = Standing(by_class={subject: (claim,)})
+            n.daemon.parts.hook_decider.stand(Standing(by_class={subject: (claim,)}))
             answer = await p.container("PreCreateContainer")
             assert answer.container_resources.cpu_quota == 24_000
-            n.daemon.parts.hook_decider.standing = Standing()
+            n.daemon.parts.hook_decider.stand(Standing())
             answer = await p.container("PreCreateContainer")
             assert answer.container_resources.cpu_quota == 80_000
 

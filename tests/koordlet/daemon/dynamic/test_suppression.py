@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -201,6 +202,54 @@ def test_the_quota_of_the_besteffort_directory_follows_and_returns(
                 await until("the original", lambda: quota(root) == original)
                 await until("the limit", lambda: quota(pod.cgroup) == "200000")
                 await until("the container's", lambda: quota(container.cgroup) == "200000")
+
+    run(test)
+
+
+def test_on_v1_no_new_container_has_a_quota_before_the_common_one_is_lifted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reply comes after the claims' end, and the container before the reconciler's write."""
+
+    async def test() -> None:
+        measured = Measured(cpu_suppress.STRATEGY, monkeypatch)
+        async with node(DEBIAN_12_V1) as n:
+            n.put(suppress(cpuSuppressPolicy="cfsQuota"))
+
+            def quota(place: str) -> str:
+                return n.kernel.text(n.kubelet.path(place, "cpu.cfs_quota_us"))
+
+            root = n.kubelet.qos_dir("BestEffort")
+            writing, created = threading.Event(), threading.Event()
+
+            def hold() -> None:
+                writing.set()
+                assert created.wait(10)
+
+            measured.values[Series(Metric.NODE_CPU)] = 3.0
+            pod = n.kubelet.add_pod(NOTHING, qos="BestEffort")
+            async with n.running():
+                spec = {ANNOTATION_EXTENDED_RESOURCE_SPEC: BATCH_LIMIT}
+                await report_pod(n, pod, qos="BE", annotations=spec)
+                await until("one CPU", lambda: quota(root) == "100000")
+                path = n.kubelet.path(root, "cpu.cfs_quota_us")
+                n.kernel.faults.before("write", hold, path=path)
+                n.put(slo())
+                await until("the write", writing.is_set)
+                try:
+                    container = pod.start(NOTHING)
+                    answered = await report_container(n, pod, container)
+                    answer = answered.cpu.quota.value
+                    own = n.kubelet.path(container.cgroup, "cpu.cfs_quota_us")
+                    assert quota(root) == "100000"
+                    n.kernel.write_as("runtime", own, str(answer or -1))
+                finally:
+                    created.set()
+                await until("no common quota", lambda: quota(root) == "-1")
+                await until("its own", lambda: quota(container.cgroup) == "200000")
+                late = pod.start(NOTHING)
+                answered = await report_container(n, pod, late)
+                assert answered.cpu.quota.value == 200_000
 
     run(test)
 
