@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from apis.keys import LABEL_PRIORITY_CLASS, LABEL_QOS_CLASS
+from apis.scheduling_pod import SchedulingPod
 from apis.storage import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim
 from cluster.scheduler.cycle.events import (
     ANY_KIND,
@@ -77,12 +79,25 @@ def _takes_pods_over(pod: PendingPod[PodShape], old: Any, new: Any) -> bool:
     return pod.shape.derived(demand_of) is not None
 
 
+def _other_class(pod: PendingPod[PodShape], old: SchedulingPod, new: SchedulingPod) -> bool:
+    """Return whether the label of a pod's QoS class or of its priority class changed.
+
+    LSE pods alone keep others off their cores, and prod pods alone count for prod thresholds.
+    """
+    return any(
+        old.metadata.labels.get(key) != new.metadata.labels.get(key)
+        for key in (LABEL_QOS_CLASS, LABEL_PRIORITY_CLASS)
+    )
+
+
 _NODE_ADDED: Final = Action.ADD
 _RESERVED: Final = Registration(RESERVATION, Action.ALL)
 """Room may be reserved for the pod from now on, or not reserved for others any more. Reserve pods
 that a pod matches do not count in spread and affinity, nor as load to come."""
 _TAKEN_OVER: Final = Registration(POD, Action.UPDATE_POD_LABEL, _takes_pods_over)
 """By its labels a pod may be one whose room a Reservation takes over."""
+_CLASS_EDITED: Final = Registration(POD, Action.UPDATE_POD_LABEL, _other_class)
+"""A pod with CPUs of its own, or one that counts as load, may be of a class that hinders less."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     # What an extender looks at is not known.
@@ -136,12 +151,14 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration("NodeMetric", Action.ALL),
         _RESERVED,
         _TAKEN_OVER,
+        _CLASS_EDITED,
     ),
     "NodeNUMAResource": (
         Registration(NODE, _NODE_ADDED | Action.UPDATE_NODE_ALLOCATABLE),
         Registration(NODE, Action.UPDATE_NODE_ANNOTATION | Action.UPDATE_NODE_LABEL),
         # What pods request counts on nodes with amplified cpu.
         Registration(POD, Action.DELETE | Action.UPDATE_POD_SCALE_DOWN),
+        _CLASS_EDITED,
         Registration("NodeResourceTopology", Action.ALL),
         # The devices that a pod gets decide which NUMA nodes it may use.
         Registration("Device", Action.ALL),
@@ -164,6 +181,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         # It is refused too where a reservation cannot give the pod's CPUs or devices.
         Registration("NodeResourceTopology", Action.ALL),
         Registration("Device", Action.ALL),
+        _CLASS_EDITED,
         _RESERVED,
         # One that takes no free room waits for such a pod.
         Registration(POD, Action.ADD, _takes_pods_over),

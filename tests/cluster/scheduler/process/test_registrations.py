@@ -9,6 +9,7 @@ import pytest
 from cluster.scheduler.cycle.events import POD, RESERVATION, Action, ClusterEvent, may_help
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.registrations import registrations
+from cluster.scheduler.sources.cluster import pod_actions
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from tests.cluster.scheduler.beds.core import Bed
@@ -16,7 +17,8 @@ from tests.cluster.scheduler.making import make_pod
 
 _ENDED = ClusterEvent(POD, Action.DELETE)
 """A nomination ended: there is no pod that left."""
-_INTEREST = registrations().interest(_ENDED.kind, _ENDED.action)
+_TABLE = registrations()
+_INTEREST = _TABLE.interest(_ENDED.kind, _ENDED.action)
 
 
 @pytest.mark.parametrize("plugin", sorted(_INTEREST))
@@ -49,6 +51,28 @@ def test_a_refused_pod_is_tried_when_an_object_changes(plugin: str, kind: str) -
     queue.refuse("p", {plugin}, now=0.0)
     assert queue.cluster_event(ClusterEvent(kind, Action.UPDATE_OTHER), now=5.0) == 1
     assert queue.pop(now=5.0) is not None
+
+
+@pytest.mark.parametrize("plugin", ["LoadAwareScheduling", "NodeNUMAResource", "Reservation"])
+def test_of_the_labels_of_a_bound_pod_only_those_of_its_class_wake_what_it_hindered(
+    plugin: str,
+) -> None:
+    shape = Shapes().of(make_pod("p"))
+    refused = PendingPod("default/p", "p", priority=0, shape=shape, created=0.0)
+
+    def woken(before: dict[str, str], after: dict[str, str]) -> bool:
+        old, new = (make_pod("running", node="n", labels=labels) for labels in (before, after))
+        event = ClusterEvent(POD, pod_actions(old, new), old, new)
+        return may_help(refused, [plugin], event, _TABLE.interest(event.kind, event.action))
+
+    classes = {"koordinator.sh/qosClass": "LSE", "koordinator.sh/priority-class": "koord-prod"}
+    for key in classes:
+        without = {each: value for each, value in classes.items() if each != key}
+        assert woken(classes, without)
+        assert woken(without, classes)
+        assert woken(classes, {**classes, key: "another"})
+    assert not woken(classes, {**classes, "app": "web"})
+    assert not woken({**classes, "app": "web"}, {**classes, "app": "shop"})
 
 
 def test_a_pod_whose_devices_lie_apart_is_tried_when_one_beside_another_is_healthy() -> None:

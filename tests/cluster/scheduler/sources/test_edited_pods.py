@@ -1,4 +1,4 @@
-"""An edit of a bound pod after which it has less of its node gives others the room at once."""
+"""An edit of a bound pod after which it hinders others less has these tried at once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ profiles:
   - name: LoadAwareScheduling
     args: {allowCustomizeEstimation: true}
 """
+_PROD_THRESHOLDS = _CONFIGURATION.replace(
+    "allowCustomizeEstimation: true", "usageThresholds: {}, prodUsageThresholds: {cpu: 50}"
+)
+_QOS_CLASS = "koordinator.sh/qosClass"
 
 
 def _show(bed: Bed, kind: str, obj: dict[str, Any]) -> None:
@@ -52,7 +56,7 @@ def test_cpus_are_free_that_are_not_recorded_any_more(record: str | None) -> Non
     bed.pod("running", 8, 9_500, node="n")
     _edit(bed, "running", "annotations", {_STATUS: '{"cpuset":"0-7"}'})
     bed.pod("waiting", 4, 9_500)
-    _edit(bed, "waiting", "labels", {"koordinator.sh/qosClass": "LSR"})
+    _edit(bed, "waiting", "labels", {_QOS_CLASS: "LSR"})
     bed.run()
     assert "not enough cpus available" in bed.messages["waiting"]
     _edit(bed, "running", "annotations", {_STATUS: record})
@@ -60,6 +64,27 @@ def test_cpus_are_free_that_are_not_recorded_any_more(record: str | None) -> Non
     assert bed.node_of("waiting") == "n"
     status = json.loads(bed.pods["waiting"]["metadata"]["annotations"][_STATUS])
     assert status["cpuset"] == ("0-3" if record is None else "4-7")
+
+
+def test_cores_may_be_shared_once_a_pod_on_them_is_not_lse_any_more() -> None:
+    bed = Bed(_CONFIGURATION)
+    bed.node("n", 16)
+    detail = [{"id": cpu, "core": cpu // 2, "socket": 0, "node": 0} for cpu in range(8)]
+    cpus = {"node.koordinator.sh/cpu-topology": json.dumps({"detail": detail})}
+    _show(bed, "NodeResourceTopology", {"metadata": {"name": "n", "annotations": cpus}})
+    bed.pod("running", 4, 9_500, node="n")
+    # A CPU of each core.
+    _edit(bed, "running", "annotations", {_STATUS: '{"cpuset":"0,2,4,6"}'})
+    _edit(bed, "running", "labels", {_QOS_CLASS: "LSE"})
+    bed.pod("waiting", 2, 9_500)
+    spread = '{"preferredCPUBindPolicy": "SpreadByPCPUs"}'
+    _edit(bed, "waiting", "annotations", {f"{_PREFIX}/resource-spec": spread})
+    _edit(bed, "waiting", "labels", {_QOS_CLASS: "LSE"})
+    bed.run()
+    assert "not enough cpus available" in bed.messages["waiting"]
+    _edit(bed, "running", "labels", {_QOS_CLASS: "LSR"})
+    bed.run(15)
+    assert bed.node_of("waiting") == "n"
 
 
 def _half_a_gpu(bed: Bed, name: str, **made: Any) -> None:
@@ -109,5 +134,31 @@ def test_a_pod_that_is_expected_to_use_less_gives_way_at_once() -> None:
     bed.run()
     assert "cpu usage exceed threshold" in bed.messages["waiting"]
     _edit(bed, "running", "annotations", {factors: '{"cpu":50}'})
+    bed.run(15)
+    assert bed.node_of("waiting") == "n"
+
+
+@pytest.mark.parametrize(
+    ("priority", "label", "value"),
+    [
+        (9_500, "koordinator.sh/priority-class", "koord-batch"),
+        # Outside of all bands, where the QoS class stands for the class of the priority.
+        (0, _QOS_CLASS, "BE"),
+    ],
+)
+def test_a_pod_that_is_not_prod_any_more_does_not_count_for_prod_thresholds(
+    priority: int, label: str, value: str
+) -> None:
+    bed = Bed(_PROD_THRESHOLDS)
+    bed.node("n", 4)
+    used = {"nodeUsage": {"resources": {"cpu": "0", "memory": "0"}}}
+    status = {"updateTime": "2027-01-15T08:00:00Z", "nodeMetric": used}
+    _show(bed, "NodeMetric", {"metadata": {"name": "n"}, "status": status})
+    bed.pod("running", 2, priority, node="n")
+    # 1,700 m and 850 m of 4,000 m.
+    bed.pod("waiting", 1, 9_500)
+    bed.run()
+    assert "cpu usage exceed threshold" in bed.messages["waiting"]
+    _edit(bed, "running", "labels", {label: value})
     bed.run(15)
     assert bed.node_of("waiting") == "n"
