@@ -159,10 +159,16 @@ def test_the_node_is_chosen_by_one_criterion_after_another(
         )
         nodes.append(OracleNode(name, sum(pod.cpu for pod in placed), 10, placed))
     bed = Bed(nodes, OracleBudgets({"kept": 0}))
-    found = bed.find(OraclePod("new", 10, 999 if len(first) != 3 else 998))
+    new = OraclePod("new", 10, 999 if len(first) != 3 else 998)
+    found = bed.find(new)
     assert isinstance(found, Candidate)
     assert bed.tables.nodes.name(found.row) == "first"
     assert len(found.victims) == len(first)
+    # Nodes whose victims were found one by one are compared by the same criteria.
+    checks = RowChecks(PROFILE, bed.tables, bed.nominator)
+    other = by_trial(checks, bed.pending(new), bed.row("second"), default_victims, bed.budgets)
+    assert other is not None
+    assert found.cost < other.cost
 
 
 def test_a_trial_is_undone_after_an_error_and_in_the_right_order() -> None:
