@@ -111,3 +111,115 @@ def test_doctor_goes_on_where_the_daemon_is_of_another_version(
     findings = {each["check"]: each for each in json.loads(capsys.readouterr().out)}
     assert "cannot understand the daemon's answer" in findings["daemon"]["found"]
     assert "objects" in findings
+
+
+def test_a_configuration_that_cannot_be_read_is_the_one_finding(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("{nodeNames: n1}")
+    (found,) = examine(
+        config_path=str(tmp_path / "c.yaml"), run_dir=None, client=Client(str(tmp_path))
+    )
+    assert (found["check"], found["state"]) == ("configuration", "fail")
+    assert "nodeNames" in found["found"]
+    assert found["fix"] == "koordlet check-config"
+
+
+class Told(Client):
+    """A daemon that answers with this status."""
+
+    def __init__(self, **status: Any) -> None:
+        self.status = {
+            "pid": 7,
+            "ready": True,
+            "notReady": [],
+            "unhealthy": "",
+            "nri": {},
+            "unprotected": [],
+            "sources": [],
+            "reports": {"objects": []},
+            "objects": {"problems": []},
+            **status,
+        }
+
+    def get(self, path: str, **query: str) -> Any:
+        assert path == "/status"
+        return self.status
+
+
+def told(tmp_path: Path, **status: Any) -> list[tuple[str, str, str, str]]:
+    """Return what is found about a daemon with this status: check, state, text, fix."""
+    (tmp_path / "c.yaml").write_text("{nodeName: n1, kubepodsRoot: koordctl-test-none}")
+    config = str(tmp_path / "c.yaml")
+    findings = examine(config_path=config, run_dir=str(tmp_path), client=Told(**status))
+    names = {"daemon", "NRI", "NRI time-out", "containers"}
+    return [
+        (each["check"], each["state"], each["found"], each["fix"])
+        for each in findings
+        if each["check"] in names or each["check"].startswith(("source ", "report "))
+    ]
+
+
+RUNTIME = {
+    "name": "containerd",
+    "version": "v1.7.2",
+    "nri": "0.6",
+    "nriReported": False,
+    "requestTimeoutSeconds": 2.0,
+    "registrationTimeoutSeconds": 5.0,
+    "warnings": [],
+}
+NRI = (
+    "NRI",
+    "ok",
+    "containerd v1.7.2, NRI 0.6 (inferred), time-outs: request 2 s, registration 5 s",
+    "",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "findings"),
+    [
+        ({}, [("daemon", "ok", "running as process 7 and ready", "")]),
+        (
+            {"ready": False, "notReady": ["no pods yet", "no NRI"]},
+            [("daemon", "warn", "not ready: no pods yet; no NRI", "")],
+        ),
+        (
+            {"unhealthy": "the reconciler hangs"},
+            [("daemon", "fail", "the reconciler hangs", "systemctl restart koordlet")],
+        ),
+        ({"nri": {"runtime": RUNTIME}}, [NRI]),
+        (
+            {"nri": {"runtime": RUNTIME | {"warnings": ["values are lost"]}}},
+            [NRI, ("NRI", "warn", "values are lost", "")],
+        ),
+        (
+            {"unprotected": ["c1", "c2"]},
+            [
+                (
+                    "containers",
+                    "info",
+                    "2 were not seen at creation; koordctl status names them",
+                    "",
+                )
+            ],
+        ),
+        (
+            {"sources": [{"name": "kubelet", "problem": "refused", "failures": 1}]},
+            [("source kubelet", "warn", "refused", "")],
+        ),
+        ({"sources": [{"name": "kubelet", "problem": "not yet", "failures": 0}]}, []),
+        (
+            {"reports": {"objects": [{"kind": "NodeMetric", "problem": "refused"}]}},
+            [("report NodeMetric", "warn", "refused", "")],
+        ),
+    ],
+)
+def test_what_a_daemon_says_of_itself_becomes_findings(
+    status: dict[str, Any], findings: list[tuple[str, str, str, str]], tmp_path: Path
+) -> None:
+    found = told(tmp_path, **status)
+    healthy = ("daemon", "ok", "running as process 7 and ready", "")
+    assert [each for each in found if each != healthy] == [
+        each for each in findings if each != healthy
+    ]
+    assert (healthy in found) == (not {"ready", "unhealthy"} & status.keys())

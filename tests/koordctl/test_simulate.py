@@ -308,6 +308,8 @@ def test_capacity_counts_what_fits_where_and_names_what_stops_the_next(cluster: 
     assert "the next one: 0/2 nodes are available: 2 Insufficient cpu." in out
     limited = cluster.ask("--pods", pods, "--capacity", "--limit", "3")["capacity"][0]
     assert (limited["count"], limited["more"]) == (3, True)
+    limited = cluster.ask("--pods", pods, "--capacity", "--limit", "1")["capacity"][0]
+    assert (limited["count"], limited["more"]) == (1, True)
 
 
 # --- the whole cluster ---------------------------------------------------------------------------

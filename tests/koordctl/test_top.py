@@ -70,6 +70,8 @@ def test_a_node_whose_tasks_hardly_wait_says_so() -> None:
     answer = look()
     answer["node"]["pressure"] = {"cpu.some.avg10": 0.4}
     assert "stalled below 1 %\n" in screen(answer, width=140)
+    answer["node"]["pressure"] = {"cpu.some.avg10": 1.0, "io.some.avg10": 0.9}
+    assert "stalled cpu some 1 %\n" in screen(answer, width=140)
 
 
 @pytest.mark.parametrize(

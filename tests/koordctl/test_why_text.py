@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from koordctl import why
 from koordctl.main import main
 from koordctl.why import score_lines, text
+from kube.client import ApiError
 from tests.answering import answering
+from tests.kube.scripted import api, status
 
 _ESCAPE = "\x1b]0;owned\x07"
 
@@ -55,6 +59,39 @@ def test_the_scores_of_many_plugins_stay_in_columns() -> None:
         assert [at for at, one in enumerate(row) if one == "1" and row[at - 1] == " "] == [
             header.index(name) for name in plugins
         ]
+
+
+def test_nearest_nodes_stand_in_a_table() -> None:
+    found: dict[str, Any] = {
+        "pod": "default/web",
+        "state": "unschedulable",
+        "node": "",
+        "schedulerName": "koord-scheduler",
+        "source": "koord-scheduler",
+        "nearest": [{"nodes": 2, "text": "2 of 3 nodes lack only cpu", "examples": ["n1", "n2"]}],
+    }
+    header, row = text(found).splitlines()[-2:]
+    assert header.split("  ") == ["NODES", "WHAT WOULD HAVE TO CHANGE", " SUCH AS"]
+    assert row.startswith("2 ") and "  2 of 3 nodes lack only cpu  " in row
+    assert row.index("n1 n2") == header.index("SUCH AS")
+
+
+@pytest.mark.parametrize("code", [403, 404, 500])
+def test_an_explanation_that_may_not_be_read_is_left_out_and_other_errors_are_said(
+    code: int,
+) -> None:
+    async def refusing(_: web.Request) -> web.StreamResponse:
+        return status(code, "Reason", "the text")
+
+    async def run() -> Any:
+        async with api(refusing) as client:
+            return await why._explanation_of(client, "default", "web")
+
+    if code == 500:
+        with pytest.raises(ApiError, match="the text"):
+            asyncio.run(run())
+    else:
+        assert asyncio.run(run()) is None
 
 
 def test_a_pod_that_the_scheduler_does_not_know_is_said_first(
