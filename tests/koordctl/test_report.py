@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from html.parser import HTMLParser
 
 from koordctl.report import page
@@ -74,6 +75,13 @@ def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
     ):
         assert f">{title}<" in text, title
     assert "left by suppression: cpuset" in text
+
+
+def test_notes_have_the_time_of_day() -> None:
+    past = hour()
+    at = time.strftime("%H:%M:%S", time.localtime(past["notes"][0]["at"]))
+    texts = _parsed(page(past, look())).texts
+    assert texts[texts.index(at) + 1] == "BECPUSuppress"
 
 
 def test_each_cpu_has_its_owners_and_each_owner_its_cpus() -> None:

@@ -189,6 +189,25 @@ def test_status_reports_a_missing_nodeslo(capsys: pytest.CaptureFixture[str]) ->
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_status_says_what_happens_to_containers_while_koordlet_is_away(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def test(n: Node, ask: Ask) -> None:
+        await ask("status", "-o", "json")
+        answer = json.loads(capsys.readouterr().out)
+        assert "on failure" not in status_text(answer)
+        policy = {"configured": "Fail", "inForce": "creations wait for koordlet"}
+        answer["nri"]["failurePolicy"] = policy
+        answer["hookService"] = {"enabled": False, "failurePolicy": policy}
+        shown = status_text(answer)
+        assert "on failure" in shown and "Fail: creations wait for koordlet\n" in shown
+        assert "proxy" not in shown
+        answer["hookService"]["enabled"] = True
+        assert "on failure Fail: creations wait for koordlet\n" in status_text(answer)
+
+    with_daemon(test)
+
+
 def test_status_shows_what_is_shaped_and_what_is_not() -> None:
     classes = [
         {"name": "system", "rateBits": 9 * 10**9, "ceilBits": 10**10, "members": 0},

@@ -48,6 +48,16 @@ def test_a_last_column_without_room_follows_below_its_row() -> None:
     assert all(line.startswith("    word") and len(line) <= 80 for line in rest)
 
 
+@pytest.mark.parametrize(("width", "beside"), [(60, True), (49, False), (150, True), (69, False)])
+def test_the_last_column_stays_beside_the_others_with_a_third_of_the_width_or_forty(
+    width: int, beside: bool
+) -> None:
+    """At 150 characters a third would be 50; forty are enough. None has less than twenty."""
+    others = {60: 38, 49: 28, 150: 106, 69: 45}[width]
+    shown = tables.table(("A", "WHY"), [("x" * others, "y")], width=width).splitlines()
+    assert (len(shown) == 2) is beside
+
+
 def test_a_hostile_cell_stays_in_its_cell() -> None:
     shown = tables.table(("A", "B"), [("x\n\x1b[2J", "y\r\nz")])
     assert len(shown.splitlines()) == 2
