@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ class Told(Client):
             **status,
         }
 
-    def get(self, path: str, **query: str) -> Any:
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         assert path == "/status"
         return self.status
 
