@@ -66,6 +66,20 @@ def test_what_was_submitted_before_the_start_is_carried_out() -> None:
     asyncio.run(test())
 
 
+def test_what_is_submitted_after_the_end_is_no_error() -> None:
+    """The strategies' thread may end after the event loop."""
+    bed = Bed(api=Api())
+
+    async def life() -> None:
+        running = asyncio.create_task(bed.evictor.run())
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(life())
+    bed.evictor.submit([short(5, (A, 10))], situation(bed, A))
+
+
 @pytest.mark.parametrize(
     ("interval_s", "age_s", "asked"),
     [(1.0, 5.0, ["a"]), (1.0, 5.1, []), (4.0, 12.0, ["a"]), (4.0, 12.1, [])],

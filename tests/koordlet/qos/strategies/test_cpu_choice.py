@@ -43,6 +43,20 @@ def test_cpus_are_spread_over_numa_nodes_in_whole_cores(count: int, free: str, c
 
 
 @pytest.mark.parametrize(
+    ("count", "chosen"), [(1, "0"), (2, "0,4"), (3, "0,4,7"), (4, "0-1,4,7"), (6, "0-1,4-5,7-8")]
+)
+def test_single_cpus_come_from_each_group_in_turn_the_largest_first(
+    count: int, chosen: str
+) -> None:
+    """Without SMT, on NUMA nodes of four, three and two CPUs."""
+    nodes = [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    topology = tuple(
+        Cpu(cpu=cpu, core=cpu, socket=0, node=node, l3=node) for cpu, node in enumerate(nodes)
+    )
+    assert spread(count, CpuSet(range(9)), topology) == CpuSet.parse(chosen)
+
+
+@pytest.mark.parametrize(
     ("count", "free", "present", "chosen"),
     [
         (4, ALL, "", "0,4,8,12"),
