@@ -204,3 +204,15 @@ def test_without_nri_containerd_is_not_examined() -> None:
     process = Process(1, "containerd", ("containerd",), 0, "/proc")
     config = msgspec.structs.replace(Config(node_name="n1"), nri=Nri(enabled=False))
     assert "containerd" not in states(findings((process,), config))
+
+
+def test_rival_agents_are_named_with_what_they_set() -> None:
+    rival = Process(41, "nri-resource-policy-balloons", ("nri-resource-policy-balloons",), 0, "/p")
+    other = Process(42, "kube-proxy", ("kube-proxy",), 0, "/p")
+    (found,) = [each for each in findings((rival, other)) if each.check == "other agents"]
+    assert (found.state, found.found) == (
+        "warn",
+        "process 41 nri-resource-policy-balloons sets CPU sets and shares of containers, over NRI"
+        " too",
+    )
+    assert "featureGates" in found.fix

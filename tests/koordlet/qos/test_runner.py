@@ -222,6 +222,14 @@ def test_a_gate_that_is_switched_off_ends_the_claims_at_once_and_the_state() -> 
     assert bed.value == 100  # from the initial state
 
 
+def test_a_strategy_that_is_off_from_the_start_says_why() -> None:
+    bed = Bed(strategy(gates={"BECPUEvict": False}))
+    bed.round()
+    (status,) = bed.runner.statuses
+    assert (status.on, status.why) == (False, "feature gate BECPUEvict=false")
+    assert status.stepped_at is None
+
+
 def test_a_gate_that_goes_off_during_a_step_leaves_no_claim() -> None:
     bed: Bed
 

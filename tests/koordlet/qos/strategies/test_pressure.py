@@ -193,7 +193,8 @@ def test_memory_pressure_lowers_memory_high_of_best_effort_pods_towards_their_re
 
 def test_a_request_that_only_the_annotation_names_is_the_floor_too() -> None:
     """The Pod object may not be known: the runtime reports the annotation, and no requests."""
-    spec = {"containers": {"main": {"requests": {BATCH_MEMORY: str(3 * GIB)}}}}
+    requests = {BATCH_MEMORY: str(3 * GIB)}
+    spec = {"containers": {"main": {"requests": requests}, "without": {"requests": {}}}}
     pod = be_pod(name="reported", annotations={ANNOTATION_EXTENDED_RESOURCE_SPEC: json.dumps(spec)})
     used = {Series(Metric.POD_MEMORY_WITH_PAGE_CACHE, pod.uid): 5.0 * GIB}
     _, verdict = after(40, State(), at(memory=100.0, pods=(WEB, pod), more=used))
@@ -251,6 +252,11 @@ def test_pressure_of_best_effort_and_ended_pods_does_not_count() -> None:
     situation = at(None, None, more=others, pods=(WEB, ended, LARGE, SMALL))
     state, verdict = after(10, State(), situation)
     assert state.cpu.squeeze == 0.0 and "no pressure" in verdict.summary
+
+
+def test_pressure_counts_in_whatever_order_the_pods_are() -> None:
+    situation = at(90.0, pods=(LARGE, SMALL, WEB))
+    assert after(10, State(), situation)[0].cpu.squeeze > 0.0
 
 
 def test_the_average_counts_where_the_stall_is_not_known() -> None:
