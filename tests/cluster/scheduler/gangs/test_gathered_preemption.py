@@ -169,6 +169,13 @@ def test_which_domain_is_freed(
             "preemption: without less important pods, a domain of rack has room for 1 of 2 pods"
             " at most.",
         ),
+        # A preferred spine above does not stand in for the rack.
+        (
+            {"a0": ("s1", _FULL), "b0": ("s2", _FULL)},
+            _gather(spine="Prefer", rack="Must"),
+            "preemption: without less important pods, a domain of rack has room for 1 of 2 pods"
+            " at most.",
+        ),
         (
             {"a0": ("s1", _FULL), "a1": ("s1", _FULL)},
             _gather(row="Must"),
