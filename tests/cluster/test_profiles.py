@@ -87,6 +87,11 @@ def test_profiles_of_several_namespaces_reach_their_own_pods_only() -> None:
     assert mutated(profiles, {"x": "1"}, "unknown")["metadata"]["labels"] == {"x": "1"}
 
 
+def test_an_empty_namespace_selector_selects_namespaces_that_are_not_known_yet() -> None:
+    got = mutated([profile("a", namespaceSelector={}, labels={"from": "a"})], {}, "unknown")
+    assert got["metadata"]["labels"] == {"from": "a"}
+
+
 def test_profiles_select_by_what_was_submitted_and_not_by_each_other() -> None:
     profiles = [
         profile("a", labels={"x": "1"}),
