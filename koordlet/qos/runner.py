@@ -207,11 +207,12 @@ class Runner:
         name = run.strategy.name
         run.due_at = situation.now + run.interval_s
         started = self._clock()
+        held = self._board.lease(name) is not None
         try:
             if not run.begun:
                 run.state = run.strategy.initial()
                 run.begun = True
-            elif self._board.lease(name) is None:
+            elif not held:
                 run.state = run.strategy.lapsed(run.state)
             state, verdict = run.strategy.step(run.state, situation)
             standing, problems = checked(verdict.standing)
@@ -227,6 +228,9 @@ class Runner:
             return None
         took_s = self._clock() - started
         lease = self._board.lease(name)
+        if held and lease is None:
+            # It stalled, or was switched off: what it decided builds on claims that have ended.
+            return None
         if verdict.unmeasured and lease is not None and lease.resumed:
             # Claims and state of before the restart stay until a step can judge.
             verdict = msgspec.structs.replace(verdict, notes=())

@@ -184,6 +184,24 @@ def test_a_step_whose_claims_have_ended_begins_with_the_lapsed_state() -> None:
     assert bed.value == 2104
 
 
+def test_what_was_decided_while_the_claims_ended_is_left_to_the_next_step() -> None:
+    stalls: list[bool] = []
+
+    def step(state: int, situation: Situation) -> tuple[int, Verdict]:
+        if stalls:
+            bed.board.expire(situation.now + 11.0)
+        return counting(state, situation)
+
+    bed = Bed(dataclasses.replace(strategy(step), lapsed=lambda state: 1000 + state))
+    bed.round()
+    stalls.append(True)
+    assert not bed.round().notes
+    assert bed.value is None
+    stalls.clear()
+    bed.round()
+    assert bed.value == 1101
+
+
 def test_bad_input_keeps_the_last_claims_in_force_for_as_long_as_it_is_bad() -> None:
     bad: list[bool] = []
 

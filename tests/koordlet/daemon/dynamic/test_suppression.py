@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import pytest
 from apis.cpuset import CpuSet
 from apis.keys import ANNOTATION_EXTENDED_RESOURCE_SPEC, LABEL_QOS_CLASS
 from koordlet.daemon import parts
+from koordlet.executor.slots import Plan, WriteReport
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies import cpu_burst, cpu_suppress
 from koordlet.qos.strategy import Situation, Strategy, Verdict
@@ -31,20 +33,22 @@ NOTHING = Limits(cpu_request_milli=0)
 class Measured:
     """A strategy under measurements that a test sets."""
 
-    def __init__(self, strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, strategy: Strategy, monkeypatch: pytest.MonkeyPatch, *, ttl_s: float | None = None
+    ) -> None:
+        """ttl_s: of its claims, in place of the strategy's."""
         self.values: dict[Series, float] = {}
+        self.runs = threading.Event()
+        """Not set: the sampling thread stalls at the next step."""
+        self.runs.set()
         self._step = strategy.step
-        replaced = Strategy(
-            name=strategy.name,
-            gates=strategy.gates,
-            interval_s=strategy.interval_s,
-            ttl_s=strategy.ttl_s,
-            initial=strategy.initial,
-            step=self.step,
+        replaced = dataclasses.replace(
+            strategy, step=self.step, kept=None, ttl_s=ttl_s or strategy.ttl_s
         )
         monkeypatch.setattr(parts, "STRATEGIES", (replaced,))
 
     def step(self, state: Any, situation: Situation) -> tuple[Any, Verdict]:
+        assert self.runs.wait(20)
         measured = Figures(self.values, situation.now)
         return self._step(state, msgspec.structs.replace(situation, measurements=measured))
 
@@ -206,6 +210,48 @@ def test_the_quota_of_the_besteffort_directory_follows_and_returns(
     run(test)
 
 
+def test_on_v1_a_container_that_is_created_in_a_stall_is_not_refused_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claims have ended, so the reply has a quota; the runtime writes it after the stall."""
+
+    async def test() -> None:
+        measured = Measured(cpu_suppress.STRATEGY, monkeypatch, ttl_s=2.0)
+        monkeypatch.setattr(cpu_suppress, "LIFTED_AHEAD_S", 0.0)
+        async with node(DEBIAN_12_V1) as n:
+            n.put(suppress(cpuSuppressPolicy="cfsQuota"))
+
+            def quota(place: str) -> str:
+                return n.kernel.text(n.kubelet.path(place, "cpu.cfs_quota_us"))
+
+            root = n.kubelet.qos_dir("BestEffort")
+            measured.values[Series(Metric.NODE_CPU)] = 3.0
+            pod = n.kubelet.add_pod(NOTHING, qos="BestEffort")
+            async with n.running():
+                try:
+                    spec = {ANNOTATION_EXTENDED_RESOURCE_SPEC: BATCH_LIMIT}
+                    await report_pod(n, pod, qos="BE", annotations=spec)
+                    await until("one CPU", lambda: quota(root) == "100000")
+                    measured.runs.clear()
+                    await until("the end of the claims", lambda: quota(pod.cgroup) == "200000")
+                    container = pod.start(NOTHING)
+                    answered = await report_container(n, pod, container)
+                    assert answered.cpu.quota.value == 200_000
+                    # The lead lasts until the runtime has written the reply.
+                    monkeypatch.setattr(cpu_suppress, "LIFTED_AHEAD_S", 3600.0)
+                finally:
+                    measured.runs.set()
+                await until("new claims", lambda: quota(pod.cgroup) == "-1")
+                own = n.kubelet.path(container.cgroup, "cpu.cfs_quota_us")
+                n.kernel.write_as("runtime", own, str(answered.cpu.quota.value))
+                assert quota(root) == "-1"
+                monkeypatch.setattr(cpu_suppress, "LIFTED_AHEAD_S", 0.0)
+                await until("one CPU again", lambda: quota(root) == "100000")
+                assert quota(container.cgroup) == "-1"
+
+    run(test)
+
+
 def test_on_v1_no_new_container_has_a_quota_before_the_common_one_is_lifted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,18 +268,23 @@ def test_on_v1_no_new_container_has_a_quota_before_the_common_one_is_lifted(
             root = n.kubelet.qos_dir("BestEffort")
             writing, created = threading.Event(), threading.Event()
 
-            def hold() -> None:
-                writing.set()
-                assert created.wait(10)
-
             measured.values[Series(Metric.NODE_CPU)] = 3.0
             pod = n.kubelet.add_pod(NOTHING, qos="BestEffort")
             async with n.running():
                 spec = {ANNOTATION_EXTENDED_RESOURCE_SPEC: BATCH_LIMIT}
                 await report_pod(n, pod, qos="BE", annotations=spec)
                 await until("one CPU", lambda: quota(root) == "100000")
-                path = n.kubelet.path(root, "cpu.cfs_quota_us")
-                n.kernel.faults.before("write", hold, path=path)
+                executor, board = n.daemon.parts.passes.executor, n.daemon.parts.dynamics.board
+                assert executor is not None
+                apply = executor.apply
+
+                def held(plan: Plan) -> WriteReport:
+                    if not board.standing.by_class:
+                        writing.set()
+                        assert created.wait(10)
+                    return apply(plan)
+
+                monkeypatch.setattr(executor, "apply", held)
                 n.put(slo())
                 await until("the write", writing.is_set)
                 try:
