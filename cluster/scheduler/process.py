@@ -152,6 +152,7 @@ class SchedulerProcess(SchedulerCore):
             clock=clock,
         )
         self.nodes.subscribe(self.node_locks.node_event)
+        self.pods.subscribe(self.node_locks.pod_event)
         self.volume_binder = VolumeBinder(
             client,
             bind=self._volumes_bound,

@@ -34,7 +34,7 @@ from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.binding.lock_text import LOCK_SECONDS, NodeLock, lock_text, parse_lock
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.preparation import GivenUp, check_pod
-from kube.cache import Event
+from kube.cache import Event, object_key
 from kube.client import MERGE_PATCH, ApiError, Client, Unreachable
 from kube.faults import Faults
 from kube.resources import NODES, PODS, Resource
@@ -175,6 +175,24 @@ class NodeLocks:
         changed = self._changed.get(event.new.metadata.name)
         if changed is not None:
             changed.set()
+
+    def pod_event(self, event: Event[SchedulingPod]) -> None:
+        """Give a pod up that was deleted while it waits, also one behind others.
+
+        The others may hold the lock for long, and its room on the node would stay booked.
+        """
+        key = object_key(event.new)
+        for node, queue in self._queues.items():
+            for waiting in [each for each in queue if each.placement.key == key]:
+                if waiting is queue[0]:
+                    # A request for it may be under way.
+                    self._changed[node].set()
+                    continue
+                try:
+                    check_pod(waiting.placement, self._pod_of(key))
+                except GivenUp as given_up:
+                    queue.remove(waiting)
+                    self._give_up(waiting, given_up.refused)
 
     def submit(self, placement: Placement) -> None:
         """Take the lock of a placement in the background, after those of the same node."""

@@ -444,6 +444,42 @@ def test_a_pod_that_is_deleted_or_made_again_does_not_wait(deleted: bool) -> Non
     _play(scenario)
 
 
+@pytest.mark.parametrize("place", ["first", "behind"])
+@pytest.mark.parametrize("how", ["gone", "ending", "made again"])
+def test_a_pod_that_is_deleted_is_given_up_while_others_wait_before_it(
+    place: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room of a pod that is being deleted is free only then, which a finalizer may put off."""
+    monkeypatch.setattr(under_test, "_LOOK_S", 3600.0)
+
+    async def scenario(bed: _Bed) -> None:
+        bed.change({KEY: _text("other")})
+        bed.pod("other")
+        for name in ("first", "behind", "last"):
+            bed.submit(name)
+        await asyncio.sleep(0.02)
+        key = f"default/{place}"
+        pod = bed.pods[key]
+        if how == "gone":
+            del bed.pods[key]
+        else:
+            now = {"uid": "new"} if how == "made again" else {"deletion_timestamp": "now"}
+            metadata = msgspec.structs.replace(pod.metadata, **now)
+            bed.pods[key] = msgspec.structs.replace(pod, metadata=metadata)
+        for other in ("other", "last", place):
+            seen = bed.pods.get(f"default/{other}", pod)
+            bed.locks.pod_event(Event(Change.MODIFIED, None, seen))
+        await _until(lambda: bed.refused)
+        assert [(each.name, why.why) for each, why in bed.refused] == [(place, Why.DELETED)]
+        assert bed.locks.in_flight == 2
+        bed.change({KEY: None})
+        bed.locks.node_event(Event(Change.MODIFIED, None, make_node("n1")))
+        await _until(lambda: bed.bound)
+        assert bed.holder == ("behind" if place == "first" else "first")
+
+    _play(scenario)
+
+
 def test_a_defect_refuses_the_pod_and_not_those_behind_it() -> None:
     async def run() -> None:
         bed = _Bed(held_s=1e9)
