@@ -343,7 +343,7 @@ class SchedulingQueue(Generic[S]):
         """Take back a member whose attempt ended with an error; its gangs back off with it.
 
         Members that were tried before it is tried again would hold nodes in the meantime. Those
-        that are unschedulable or gated stay. waiting: as in `refuse_gangs`. Returns the UIDs of the
+        that are unschedulable stay, and back off with it once they are woken. waiting: as in `refuse_gangs`. Returns the UIDs of the
         other members that back off because of it, and not after an error of their own.
         """
         gangs = tuple(gangs)
@@ -354,6 +354,7 @@ class SchedulingQueue(Generic[S]):
             members = [entry for gang in gangs for entry in self._waiting.untried_members(gang)]
             early = [e for e in members if e.state is not QueueState.BACKOFF or e.until < late]
             held_up = tuple(e.pod.uid for e in early if e.state is not QueueState.BACKOFF)
+            self._waking.wait_together(gangs, late, now)
             for entry in early:
                 self._waiting.withdraw(entry)
             self._back_off(early, late, now)

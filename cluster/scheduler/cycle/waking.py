@@ -64,6 +64,8 @@ class Waking(Generic[S]):
         self._ask_at = -math.inf
         """When they may be asked again."""
         self._next_flush: float | None = None
+        self._together: dict[str, float] = {}
+        """Gang -> when its members are tried again together, after an error of one of them."""
 
     def next_time(self) -> float | None:
         """Return when `advance` may have something to do, without any further input."""
@@ -149,6 +151,14 @@ class Waking(Generic[S]):
 
     # --- moves -----------------------------------------------------------------------------------
 
+    def wait_together(self, gangs: Iterable[str], until: float, now: float) -> None:
+        """Have members of `gangs` that are woken before `until` tried then, with the others.
+
+        Tried earlier, they would keep nodes from other pods until then.
+        """
+        ahead = {gang: end for gang, end in self._together.items() if end > now}
+        self._together = ahead | dict.fromkeys(gangs, until)
+
     def put_unschedulable(self, held: Held[S]) -> None:
         """Have the pods of a group wait until they can be helped."""
         self._waiting.move(held, QueueState.UNSCHEDULABLE, ATTEMPT_FAILED)
@@ -177,6 +187,10 @@ class Waking(Generic[S]):
             ]
             if not asleep:
                 continue
+            together = self._together.get(gang, now)
+            if together > now:
+                moved += self._put_off(asleep, together, now, why)
+                continue
             refused_at = max(held.refused_at for held in asleep)
             refusals = max(held.refusals for held in asleep)
             for held in asleep:
@@ -186,6 +200,15 @@ class Waking(Generic[S]):
                 self._waiting.move(held, state, why, until=until)
                 moved += len(held.pods)
         return moved
+
+    def _put_off(self, groups: Iterable[Held[S]], until: float, now: float, why: str) -> int:
+        """Have refused pods back off as after an error, until then. Returns how many did."""
+        entries = [entry for held in groups for entry in held.pods.values()]
+        for entry in entries:
+            self._waiting.withdraw(entry)
+            entry.since = now
+            self._waiting.put(entry, QueueState.BACKOFF, why, until=until)
+        return len(entries)
 
 
 class _Asked:

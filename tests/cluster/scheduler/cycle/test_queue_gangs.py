@@ -168,6 +168,22 @@ def test_a_member_that_fails_much_later_has_the_others_wait_for_it() -> None:
     assert sorted(popped(q, 1.9)) == ["g-0", "g-1"]
 
 
+def test_members_that_an_event_wakes_wait_for_the_one_that_had_an_error() -> None:
+    """Tried before, they would keep nodes from other pods until it is tried again."""
+    q = queue()
+    gang_of(q, "g", ["small", "big", "small"])
+    gang_of(q, "h", ["small"])
+    assert [pop(q) for _ in range(2)] == ["g-0", "g-1"]
+    # Meanwhile extenders are asked about g-0.
+    q.refuse_gangs("g-1", {"Fit"}, ["g", "h"], [], now=0)
+    q.fail_gangs("g-0", ["g", "h"], [], now=5.0)
+    assert counts(q) == (0, 1, 3, 0)
+    assert q.cluster_event(FREED, now=5.5) == 3
+    assert counts(q) == (0, 4, 0, 0)
+    assert popped(q, 5.9) == []
+    assert popped(q, 6.0) == ["g-0", "g-1", "g-2", "h-0"]
+
+
 def test_what_members_wait_for_together_is_asked_about_once() -> None:
     """Members of a gang that is not strict can all differ, and wait for all refused ones."""
     asked: list[str] = []
