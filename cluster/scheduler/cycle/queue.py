@@ -343,8 +343,9 @@ class SchedulingQueue(Generic[S]):
         """Take back a member whose attempt ended with an error; its gangs back off with it.
 
         Members that were tried before it is tried again would hold nodes in the meantime. Those
-        that are unschedulable stay, and back off with it once they are woken. waiting: as in `refuse_gangs`. Returns the UIDs of the
-        other members that back off because of it, and not after an error of their own.
+        that are unschedulable stay, and back off with it once they are woken. Gated ones stay.
+        waiting: as in `refuse_gangs`. Returns the UIDs of the other members that back off because
+        of it, and not after an error of their own.
         """
         gangs = tuple(gangs)
         self._fail(uid, now, self._waiting.late(gangs))
