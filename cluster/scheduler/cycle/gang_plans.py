@@ -123,14 +123,18 @@ class GangPlans:
 
     def _trade(self, pod: PendingPod[PodShape], plan: _Plan) -> None:
         """Give a pod whose node does not take it yet that of another one which may stand for it."""
-        passes = self._checks(pod.shape.scheduler_name).passes
+        rows, profile = self._tables.nodes.row, pod.shape.scheduler_name
         seen = self._tables.reservations.pod_for(pod)
         kind = plan.kinds[pod.uid]
         mine = plan.nodes[pod.uid]
-        alike = (uid for uid in plan.nodes if uid != pod.uid and plan.kinds[uid] == kind)
-        for uid in (pod.uid, *alike):
-            row = self._tables.nodes.row(plan.nodes[uid])
-            if row is not None and passes(seen.shape, row):
+        here = rows(mine)
+        if here is not None and self._checks(profile).passes(seen.shape, here):
+            return
+        # All nodes at once: each of a thousand members may have to look at those of all others.
+        evaluation = self._examine(seen.shape, profile)
+        feasible = set() if evaluation is None else set(evaluation.feasible.tolist())
+        for uid, node in plan.nodes.items():
+            if plan.kinds[uid] == kind and rows(node) in feasible:
                 plan.nodes[pod.uid], plan.nodes[uid] = plan.nodes[uid], mine
                 return
 

@@ -95,18 +95,26 @@ class PlanTrial:
         """Return the pods that are left over."""
         left = list(pods)
         for row, count in filled:
-            unfit: set[PodShape] = set()
+            # Of what pods differ in, a node looks at their reduced shapes, and at the priorities of
+            # those that it is promised to.
+            unfit: set[tuple[PodShape, int]] = set()
             over: list[Pod] = []
-            for pod in left:
-                if tried.taken[row] == count or pod.shape in unfit:
+            for number, pod in enumerate(left):
+                if tried.taken[row] == count:
+                    over += left[number:]
+                    break
+                if unfit and self._kind(pod) in unfit:
                     over.append(pod)
                 elif not self._put(trial, pod, row, tried):
-                    unfit.add(pod.shape)
+                    unfit.add(self._kind(pod))
                     over.append(pod)
             if tried.taken[row] < count:
                 tried.full.add(row)
             left = over
         return left
+
+    def _kind(self, pod: Pod) -> tuple[PodShape, int]:
+        return self._tables.reduction.of(pod.shape), pod.priority
 
     def _put(self, trial: Trial, pod: Pod, row: int, tried: Tried) -> bool:
         """Place a pod on a node; return whether the node takes it."""

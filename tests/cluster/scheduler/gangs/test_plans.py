@@ -17,7 +17,7 @@ from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Scheduling
-from cluster.scheduler.cycle.trial import Trial
+from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.plugins.between_pods.near_pods import NetworkTopologyScore
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.reasons.diagnosis import Diagnosis
@@ -258,6 +258,40 @@ def test_members_of_even_zones_are_tried_in_any_order(order: tuple[int, ...]) ->
         assert bed.scheduling.checks("koord-scheduler").passes(pod.shape, row)
         bed.tables.place(Booking(pod.key, pod.uid, pod.shape, node))
     assert len({booking.node for booking in bed.tables.bookings.values()}) == 4
+
+
+def test_members_with_labels_of_their_own_are_looked_at_as_often_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each node that refuses one of them is not tried with the others, which are like it."""
+    members = 40
+    bed = _Bed(nodes=False)
+    for number in range(members):
+        labels = {"rack": "C", "zone": "xy"[number >= members // 2]}
+        bed.tables.upsert_node(make_node(f"c{number}", labels=labels, allocatable={"cpu": "4"}))
+    pods = [
+        bed.pod(f"w{number}", own={"labels": {"own": f"{number}"}}, **_by_zone("spread"))
+        for number in range(members)
+    ]
+    passes, checked = RowChecks.passes, 0
+
+    def counting(checks: RowChecks, pod: PodShape, row: int) -> bool:
+        nonlocal checked
+        checked += 1
+        return passes(checks, pod, row)
+
+    monkeypatch.setattr(RowChecks, "passes", counting)
+    wanted = [Wanted("default/g", members, tuple(pods), _RACK)]
+    Random(1).shuffle(pods)
+    for pod in pods:
+        node = bed.plans.node_for(pod, wanted)
+        assert isinstance(node, str)
+        if wanted:
+            assert members < checked <= 4 * members
+            checked, wanted = 0, []
+        bed.tables.place(Booking(pod.key, pod.uid, pod.shape, node))
+    # A member that does not fit where it was planned looks at the nodes of all others at once.
+    assert checked < members
 
 
 def test_a_domain_with_too_few_zones_leaves_the_gang_to_another_one() -> None:
