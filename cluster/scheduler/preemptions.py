@@ -224,6 +224,8 @@ class Preemptions:
             decisions = self._permit.refused(pod.uid, plugins, message, now)
         self._reports.report(pod.key, pod.uid, UNSCHEDULABLE, message, nominated)
         self._attempts.follow(decisions)
+        if isinstance(found, NotFound) and found.more:
+            self._permit.put_off(pod.uid, now)
 
     def _unplaced_member(self, pod: PendingPod[PodShape], diagnosis: Diagnosis, now: float) -> None:
         """Take back the gang of a pod that no node takes, and make room for all of it at once.

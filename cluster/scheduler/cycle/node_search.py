@@ -9,8 +9,9 @@ that nodes which refuse the pod each time do not keep it from the rest for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -54,6 +55,37 @@ _MOST_FOUND: Final = 8
 takes 2 ms with 20 pods on a node, and nodes come in the order of what they are likely to cost."""
 
 
+MOST_REFUSED: Final = 32
+"""Nodes that refuse a pod in one search, for each of the two ways, until the search is left to the
+pod's next attempt, which goes on with others. Chosen: 64 trials of 2 to 3 ms take up to 0.2 s,
+while nothing else is decided."""
+
+_MOST_SEARCHES: Final = 200
+"""Pods whose refusals are kept, the last ones. Chosen: each takes up to 50 KB with 5,000 nodes, and
+without them a search begins once more."""
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """The nodes that refused one pod in a search which goes on at its next attempt.
+
+    rows: row -> its version after it did. trials: how many there were.
+    """
+
+    rows: dict[int, int] = field(default_factory=dict)
+    trials: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """best: the cheapest of the nodes that were tried one by one. refused: rows that have no
+    victims who make room. cut: whether others are left to be tried."""
+
+    best: Candidate | None
+    refused: tuple[int, ...] = ()
+    cut: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """How many nodes are tried one by one: the larger of the two, at most all.
@@ -82,6 +114,42 @@ class NodeSearch:
         self._tables = checks.tables
         self._budgets = budgets
         self._arguments = arguments
+        self._refusals: OrderedDict[tuple[str, PodShape], _Refusals] = OrderedDict()
+        """By the UID of the pod and its shape, which an edit changes."""
+
+    def refused_before(self, pod: PendingPod[PodShape]) -> list[int]:
+        """Return the rows that refused a pod in this search, and have not changed since.
+
+        A trial changes rows too, so this is asked before the first one.
+        """
+        refusals = self._refusals.get((pod.uid, pod.shape))
+        if refusals is None:
+            return []
+        versions = self._tables.nodes.row_version
+        return [row for row, version in refusals.rows.items() if versions[row] == version]
+
+    def goes_on(
+        self, pod: PendingPod[PodShape], refused: Iterable[int], tried: int, *, cut: bool
+    ) -> bool:
+        """Return whether the search for a pod, which found nothing, goes on at its next attempt.
+
+        It does so until as many nodes have been tried as the arguments say. refused: rows that are
+        not to be tried again, those of `refused_before` among them. cut: whether others are left.
+        """
+        refusals = self._refusals.pop((pod.uid, pod.shape), None) or _Refusals()
+        versions = self._tables.nodes.row_version
+        refusals.rows = {row: int(versions[row]) for row in refused}
+        refusals.trials += tried
+        if not cut or refusals.trials >= self._arguments.most_tried(self._tables.nodes.count):
+            return False
+        self._refusals[pod.uid, pod.shape] = refusals
+        if len(self._refusals) > _MOST_SEARCHES:
+            self._refusals.popitem(last=False)
+        return True
+
+    def end(self, pod: PendingPod[PodShape]) -> None:
+        """End the search for a pod. What refused it is tried again in the next one."""
+        self._refusals.pop((pod.uid, pod.shape), None)
 
     def amounts(
         self,
@@ -130,9 +198,13 @@ class NodeSearch:
         )
 
     def confirmed(
-        self, pod: PendingPod[PodShape], costs: Costs, ties: NDArray[np.uint64]
+        self,
+        pod: PendingPod[PodShape],
+        costs: Costs,
+        ties: NDArray[np.uint64],
+        without: Sequence[int] = (),
     ) -> Iterator[tuple[int, Candidate | None]]:
-        """Yield the rows to try, the cheapest first, each with its victims.
+        """Yield the rows to try but for `without`, the cheapest first, each with its victims.
 
         None stands for a row that refuses the pod without these victims, as where the exact
         allocation fails. Others of its pods may be in the way: `tried` finds them.
@@ -141,6 +213,7 @@ class NodeSearch:
         # A node that no eviction is needed for is held back by what evictions do not change, such
         # as an extender.
         needed = order[costs.count[order] > 0]
+        needed = needed[~np.isin(costs.rows[needed], without)]
         for element in needed[self._some_of(ties[costs.rows[needed]])]:
             candidate = costs.candidate(int(element), self._tables)
             with Trial(self._tables) as trial:
@@ -170,7 +243,7 @@ class NodeSearch:
         ties: NDArray[np.uint64],
         may_be_victim: MayBeVictim,
         best: Candidate | None,
-    ) -> Candidate | None:
+    ) -> Tried:
         """Return the cheapest of `best` and the nodes that are tried one by one.
 
         None is tried that costs more than `best`, or than one that was found, by the priority of
@@ -178,14 +251,22 @@ class NodeSearch:
         """
         found: list[Candidate] = [] if best is None else [best]
         most = len(found) + _MOST_FOUND
+        refused: list[int] = []
+        cut = False
         for row, highest in self.in_order(pod, rows, evaluation, ties, may_be_victim):
             bound = (0, highest)
+            if len(refused) == MOST_REFUSED:
+                cut = True
+                break
             if len(found) == most or any(each.cost[:2] < bound for each in found):
                 break
             candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
             if candidate is not None and candidate.victims:
                 found.append(candidate)
-        return min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+            else:
+                refused.append(row)
+        cheapest = min(found, key=lambda each: (each.cost, ties[each.row]), default=None)
+        return Tried(cheapest, tuple(refused), cut)
 
     def in_order(
         self,

@@ -21,11 +21,13 @@ class NotFound:
     """No eviction helps now.
 
     remark: why, for the end of the pod's condition. waits: victims of the pod's former preemption
-    are still there, so its nomination stays.
+    are still there, so its nomination stays. more: nodes are left to be tried, so the pod is tried
+    again soon.
     """
 
     remark: str
     waits: bool = False
+    more: bool = False
 
 
 class PostFilter(Protocol):

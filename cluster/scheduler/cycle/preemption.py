@@ -24,6 +24,7 @@ No I/O and no clock. docs/facts/scheduler.md, "Preemption".
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from apis.keys import ANNOTATION_RESERVE_POD
 from cluster.scheduler.cycle.evaluation import Evaluator
-from cluster.scheduler.cycle.node_search import Arguments, NodeSearch
+from cluster.scheduler.cycle.node_search import MOST_REFUSED, Arguments, NodeSearch, Tried
 from cluster.scheduler.cycle.nomination import Nominator
 from cluster.scheduler.cycle.post_filter import NEVER, NotFound
 from cluster.scheduler.cycle.proposals import ROOM_BY_NOW, Proposal, Proposals
@@ -68,8 +69,8 @@ or more."""
 
 _MOST_TRIED_TO_PROPOSE: Final = 2 * _MOST_PROPOSED
 """Nodes that are tried to find these, by each of the two ways to victims. Chosen: 64 trials of 2 ms
-each take 130 ms, during which nothing else is decided. Only while none is found, as many are tried
-as without extenders: the pod would else never get room that is there."""
+each take 130 ms, during which nothing else is decided. While none is found, as few are tried at one
+attempt as without extenders."""
 
 
 class Preemption:
@@ -160,19 +161,33 @@ class Preemption:
         ties = tables.nodes.order ^ np.uint64(salt)
         costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, may_be_victim)
         best = None
+        before = self._nodes.refused_before(pod)
         refused: list[int] = []
-        for row, best in self._nodes.confirmed(pod, costs, ties):
+        for row, best in self._nodes.confirmed(pod, costs, ties, before):
             if best is not None:
                 break
             refused.append(row)
+            if len(refused) == MOST_REFUSED:
+                break
         by_hand = np.union1d(by_hand, np.array(refused, dtype=np.intp))
-        if len(by_hand):
-            best = self._nodes.tried(pod, by_hand, evaluation, ties, may_be_victim, best)
-        if best is None:
-            return no_node(
-                self._checks, pod, len(resolvable), costs, by_hand, evaluation, may_be_victim
-            )
-        return best
+        tried, left = Tried(best), np.setdiff1d(by_hand, before)
+        if len(left):
+            tried = self._nodes.tried(pod, left, evaluation, ties, may_be_victim, best)
+        if tried.best is not None:
+            self._nodes.end(pod)
+            return tried.best
+        held = np.union1d(by_hand, costs.rows[costs.count > 0])
+        text = no_node(self._checks, pod, len(resolvable), costs, held, evaluation, may_be_victim)
+        return replace(text, more=self._goes_on(pod, before, refused, tried))
+
+    def _goes_on(
+        self, pod: PendingPod[PodShape], before: list[int], refused: list[int], tried: Tried
+    ) -> bool:
+        """Return whether the search goes on at the next attempt. refused: by the cheaper way."""
+        # Those that are left of these may have other victims.
+        final = set(tried.refused) if tried.cut else {*refused, *tried.refused}
+        cut = tried.cut or len(refused) == MOST_REFUSED
+        return self._nodes.goes_on(pod, final.union(before), len(final), cut=cut)
 
     # --- with extenders ---------------------------------------------------------------------------
 
@@ -203,26 +218,41 @@ class Preemption:
         may_be_victim = self.victims_for(pod)
         costs, by_hand = self._nodes.amounts(pod, evaluation, resolvable, may_be_victim)
         found: list[Candidate] = []
+        before = self._nodes.refused_before(pod)
         refused: list[int] = []
-        for number, (row, confirmed) in enumerate(self._nodes.confirmed(pod, costs, ties)):
+        in_turn = self._nodes.confirmed(pod, costs, ties, before)
+        for number, (row, confirmed) in enumerate(in_turn):
             if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):
                 break
-            if confirmed is None:
-                refused.append(row)
-            else:
+            if confirmed is not None:
                 found.append(confirmed)
+                continue
+            refused.append(row)
+            if not found and len(refused) == MOST_REFUSED:
+                break
         by_hand = np.union1d(by_hand, np.array(refused, dtype=np.intp))
-        in_order = self._nodes.in_order(pod, by_hand, evaluation, ties, may_be_victim)
+        left = np.setdiff1d(by_hand, before)
+        in_order = self._nodes.in_order(pod, left, evaluation, ties, may_be_victim)
+        in_vain: list[int] = []
         for number, (row, _) in enumerate(in_order):
+            if not found and len(in_vain) == MOST_REFUSED:
+                break
             if len(found) == _MOST_PROPOSED or (found and number >= _MOST_TRIED_TO_PROPOSE):
                 break
             candidate = by_trial(self._checks, pod, row, may_be_victim, self._budgets)
             if candidate is not None and candidate.victims:
                 found.append(candidate)
+            else:
+                in_vain.append(row)
         if not found:
-            return no_node(
-                self._checks, pod, len(resolvable), costs, by_hand, evaluation, may_be_victim
+            cut = len(in_vain) < len(in_order)
+            tried = Tried(None, tuple(in_vain), cut)
+            held = np.union1d(by_hand, costs.rows[costs.count > 0])
+            text = no_node(
+                self._checks, pod, len(resolvable), costs, held, evaluation, may_be_victim
             )
+            return replace(text, more=self._goes_on(pod, before, refused, tried))
+        self._nodes.end(pod)
         found.sort(key=lambda each: (each.cost, ties[each.row]))
         return {
             tables.nodes.name(each.row): Proposal(

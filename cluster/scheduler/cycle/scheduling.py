@@ -325,6 +325,8 @@ class Scheduling:
         """
         timings = self._evaluators[pod.shape.scheduler_name].timings
         began = timings.clock()
+        # A gang that is refused as a whole is not scheduled, which would change it.
+        self._salt = (self._salt + _MIX) % 2**64
         found = self._gangs.find(pod, gangs, being_evicted=being_evicted, salt=self._salt)
         status = UNSCHEDULABLE if isinstance(found, NotFound) else SUCCESS
         timings.step(POST_FILTER, status, timings.clock() - began)
@@ -368,7 +370,7 @@ class Scheduling:
     ) -> Candidate | NotFound:
         pod = self.tables.reservations.pod_for(pod)
         remarks = []
-        waits = False
+        waits = more = False
         # Without any node there is nothing to free.
         profile = pod.shape.scheduler_name if diagnosis.nodes else ""
         for each in self.post_filters.get(profile, ()):
@@ -387,7 +389,8 @@ class Scheduling:
                 return found
             remarks.append(found.remark)
             waits = waits or found.waits
-        return NotFound(" ".join(filter(None, remarks)), waits)
+            more = more or found.more
+        return NotFound(" ".join(filter(None, remarks)), waits, more)
 
     def needs_room(
         self,

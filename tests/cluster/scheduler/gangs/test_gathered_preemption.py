@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.cycle import gathered_seats
+from cluster.scheduler.cycle.gathered_seats import GatheredSeats
 from tests.cluster.scheduler.beds.core import Bed
 
 _CONFIGURATION = """
@@ -402,3 +405,39 @@ def test_the_cheapest_of_several_domains_is_freed(seed: int) -> None:
 
     highest = max(bed.pods[name]["spec"]["priority"] for name in bed.evicted())
     assert highest == min(needed(rack) for rack in racks)
+
+
+def test_a_gang_that_domains_refuse_at_last_tries_a_few_of_them_at_each_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathered_seats, "_CHEAPEST_IN_VAIN", 6)
+    monkeypatch.setattr(gathered_seats, "_MOST_IN_VAIN", 12)
+    in_domain = GatheredSeats._in_domain
+    seated: list[int] = []
+
+    def counting(self: GatheredSeats, *given: Any) -> Any:
+        seats = in_domain(self, *given)
+        seated.append(len(seats))
+        return seats
+
+    monkeypatch.setattr(GatheredSeats, "_in_domain", counting)
+    racks = [f"r{number}" for number in range(10)]
+    # The only rack that has the node which one member needs costs the most.
+    bed = _Network(
+        {f"{rack}-{n}": (rack, (5 if rack == "r9" else 1,) * 4) for rack in racks for n in "ab"}
+    )
+    bed.node("r9-c", 1, rack="r9", spine="r", disk="ssd")
+    bed.pod("r9-c-0", 1, 9, node="r9-c")
+    names = ["g0", "g1", "g2"]
+    selector = {"disk": "ssd"}
+    bed.pod("last", 1, 10, gang=4, gather=_RACK, nodeSelector=selector)
+    for name in names:
+        bed.pod(name, 1, 10, gang=4, gather=_RACK)
+    for _ in range(100):
+        seated.clear()
+        bed.run(400.0)
+        if bed.victims:
+            break
+        # Three members are seated before the one that finds no node.
+        assert len(seated) == 4
+    assert len(bed.evicted()) == 4 and {name[:2] for name in bed.evicted()} == {"r9"}

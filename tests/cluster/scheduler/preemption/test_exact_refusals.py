@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from apis.cpuset import CpuSet
 from apis.keys import LABEL_NUMA_TOPOLOGY_POLICY
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Profile
-from cluster.scheduler.cycle.node_search import Arguments
+from cluster.scheduler.cycle.node_search import MOST_REFUSED, Arguments
 from cluster.scheduler.cycle.post_filter import NotFound
+from cluster.scheduler.cycle.preemption import Preemption
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.victims import Candidate
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.plugins.contract import Reason, Recorded
 from cluster.scheduler.plugins.nodes.taints import TaintToleration
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
@@ -23,6 +27,7 @@ from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
+from tests.cluster.scheduler.beds.core import Bed as CoreBed
 from tests.cluster.scheduler.configuration.files import enabled, file
 from tests.cluster.scheduler.devices.making import (
     a_device_object,
@@ -46,6 +51,7 @@ class _GivesOn:
     def __init__(self, *nodes: str, without: str = "") -> None:
         self.nodes = nodes
         self.without = without
+        self.tried: list[str] = []
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
@@ -53,6 +59,7 @@ class _GivesOn:
     def allocate(
         self, pod: PodShape, tables: Tables, row: int, allocation: Allocation
     ) -> Allocation | Reason:
+        self.tried.append(tables.nodes.name(row))
         if tables.nodes.name(row) in self.nodes and self.without not in tables.on(row):
             return allocation
         return Reason("refused")
@@ -113,6 +120,79 @@ def test_nodes_beyond_those_of_one_search_are_tried_in_later_ones() -> None:
     found = [bed.preemption.find(pod, rows, salt=salt) for salt in salts]
     freed = {bed.tables.nodes.name(each.row) for each in found if isinstance(each, Candidate)}
     assert freed == {"n19"}
+
+
+def _dearer(number: int) -> OracleNode:
+    pods = (OraclePod(f"p{number}", number - 1000, 1000),)
+    return OracleNode(f"n{number}", 1000, 9, pods)
+
+
+@pytest.mark.parametrize("by_amounts", [True, False])
+@pytest.mark.parametrize("gives", ["", "n290"])
+def test_a_search_that_many_nodes_refuse_goes_on_at_the_next_attempts(
+    gives: str, by_amounts: bool
+) -> None:
+    nodes = 300
+    allocator = _GivesOn(gives, without="p290")
+    filters = (NodeResourcesFit(),) if by_amounts else ()
+    profile = Profile("koord-scheduler", (), filters, allocators=(allocator,))
+    every = Arguments(candidates_percentage=100)
+    bed = Bed([_dearer(number) for number in range(nodes)], profile=profile, arguments=every)
+    pod, rows = bed.pending(OraclePod("new", 2, 500)), np.arange(nodes)
+    searches = []
+    for salt in range(nodes):
+        allocator.tried.clear()
+        found = bed.preemption.find(pod, rows, salt=salt)
+        # Beside those, up to 16 nodes are looked at for the text.
+        assert len(allocator.tried) <= 2 * MOST_REFUSED + 16 + 3
+        searches.append(set(allocator.tried))
+        if not (isinstance(found, NotFound) and found.more):
+            break
+    tried = set().union(*searches)
+    if gives:
+        assert isinstance(found, Candidate)
+        assert bed.tables.nodes.name(found.row) == gives
+    else:
+        assert isinstance(found, NotFound)
+        assert len(tried) == nodes
+        # No node is tried in two of the searches without a reason.
+        assert len(searches) == -(-nodes // MOST_REFUSED)
+        # The next search begins with all nodes again.
+        assert bed.preemption.find(pod, rows, salt=1) == replace(found, more=True)
+
+
+def test_a_node_that_has_changed_since_it_refused_a_pod_is_tried_again() -> None:
+    allocator = _GivesOn()
+    profile = Profile("koord-scheduler", (), (NodeResourcesFit(),), allocators=(allocator,))
+    every = Arguments(candidates_percentage=100)
+    bed = Bed([_dearer(number) for number in range(300)], profile=profile, arguments=every)
+    pod, rows = bed.pending(OraclePod("new", 2, 500)), np.arange(300)
+    first = bed.preemption.find(pod, rows, salt=1)
+    assert isinstance(first, NotFound) and first.more
+    allocator.nodes = ("n0",)
+    second = bed.preemption.find(pod, rows, salt=1)
+    assert isinstance(second, NotFound) and second.more
+    bed.tables.nodes.touch(bed.row("n0"))
+    third = bed.preemption.find(pod, rows, salt=1)
+    assert isinstance(third, Candidate)
+    assert bed.tables.nodes.name(third.row) == "n0"
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_a_pod_backs_off_while_its_search_goes_on(
+    more: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Preemption, "find", lambda *_, **__: NotFound("preemption: text.", more=more)
+    )
+    bed = CoreBed()
+    bed.node("n", 1)
+    bed.pod("small", 1, 0, node="n")
+    bed.pod("new", 1, 10)
+    bed.run()
+    state = bed.core.queue.state_of("u-new")
+    assert state is (QueueState.BACKOFF if more else QueueState.UNSCHEDULABLE)
+    assert "preemption: text." in bed.messages["new"]
 
 
 def _scheduling() -> Scheduling:

@@ -262,9 +262,10 @@ def test_a_resource_that_a_node_brings_later_counts_for_pods_placed_before() -> 
     [
         ({3, 7}, 64, 2),
         (set(range(100)), 32, 32),
-        # Only while none is found, the search goes on to the end.
-        ({80, 90}, 81, 1),
-        (set(), 100, 0),
+        # Where none is found, the next attempt goes on with others.
+        ({31}, 64, 1),
+        ({32, 90}, 32, 0),
+        (set(), 32, 0),
     ],
 )
 def test_few_nodes_are_tried_for_what_extenders_are_asked_about(
@@ -289,7 +290,9 @@ def test_few_nodes_are_tried_for_what_extenders_are_asked_about(
     )
     assert len(trials) == tried
     assert isinstance(found, NotFound) == (not proposed)
-    if not isinstance(found, NotFound):
+    if isinstance(found, NotFound):
+        assert found.more
+    else:
         assert len(found) == proposed
 
 
