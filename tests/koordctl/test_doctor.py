@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from koordctl import render
 from koordctl.client import Client
 from koordctl.doctor import examine
 from koordctl.main import main
@@ -224,3 +225,17 @@ def test_what_a_daemon_says_of_itself_becomes_findings(
         each for each in findings if each != healthy
     ]
     assert (healthy in found) == (not {"ready", "unhealthy"} & status.keys())
+
+
+def test_findings_are_a_table_in_which_what_is_wrong_stands_out() -> None:
+    findings = [
+        {"check": state, "state": state, "found": "text", "fix": fix}
+        for state, fix in (("ok", ""), ("info", ""), ("warn", "do this"), ("fail", "do that"))
+    ]
+    assert [line.split() for line in render.doctor(findings).splitlines()] == [
+        ["CHECK", "FOUND"],
+        ["ok", "ok", "text"],
+        ["info", "info", "text"],
+        ["WARN", "warn", "text.", "Fix:", "do", "this"],
+        ["FAIL", "fail", "text.", "Fix:", "do", "that"],
+    ]

@@ -216,3 +216,8 @@ def test_rival_agents_are_named_with_what_they_set() -> None:
         " too",
     )
     assert "featureGates" in found.fix
+
+
+def test_a_machine_without_kubelet_is_no_mistake() -> None:
+    (found,) = [each for each in findings(()) if each.check == "kubelet"]
+    assert (found.state, found.fix) == ("info", "")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from koordctl.client import Client
+from koordctl.main import main
 from koordctl.report import page
 from tests.koordctl.looks import hour, look, look_at_an_older_daemon
 
@@ -155,3 +162,34 @@ def test_a_daemon_that_has_just_started_has_a_page_without_charts() -> None:
     parser = _parsed(page(empty, answer))
     assert "svg" not in parser.tags
     assert "Strategies" in parser.texts
+
+
+def test_the_command_writes_the_page_or_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: dict[str, Any] = {"/history": hour(), "/top": look()}
+    monkeypatch.setattr(Client, "get", lambda _, path: answers[path])
+    assert main(["report", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "history": answers["/history"],
+        "now": answers["/top"],
+    }
+    assert main(["report"]) == 0
+    assert capsys.readouterr().out == page(hour(), look())
+    path = tmp_path / "page.html"
+    assert main(["report", "--file", str(path)]) == 0
+    assert capsys.readouterr().out == f"wrote {path}\n"
+    assert path.read_text() == page(hour(), look())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert main(["report", "--file", str(tmp_path / "no" / "page.html")]) == 2
+    assert f"cannot write {tmp_path}/no/page.html" in capsys.readouterr().err
+    answers["/top"] = {**look(), "measured": False}
+    assert main(["report"]) == 2
+
+
+def test_a_strategy_that_is_off_is_shown_so() -> None:
+    answer = look()
+    name = answer["strategies"][0]["name"]
+    answer["strategies"][0]["on"] = False
+    texts = _parsed(page(hour(), answer)).texts
+    assert texts[texts.index(name) + 1] == "off"
