@@ -384,7 +384,8 @@ def test_connections_that_are_not_used_are_closed_in_time(
     async def run() -> None:
         async with raw_server(said(OK)) as server, server.client(timeout_seconds=0.2) as client:
             await asyncio.gather(*(client.request("GET", f"/{n}") for n in range(4)))
-            assert server.open == 4
+            # On a busy machine the first may be closed again by now.
+            assert server.connections == 4
             await eventually(lambda: server.open == 0)
             await client.request("GET", "/again")
             assert server.connections == 5

@@ -225,8 +225,12 @@ def test_claims_of_before_a_restart_end_if_the_strategy_never_steps(tested: Stee
                 assert status["claims"]
                 assert n.kernel.text(path) == "40000 100000"
                 await until("the original", lambda: n.kernel.text(path) == "100000 100000")
-                kept = json.loads((n.folder / "run/leases").read_text())
-                assert kept["leases"] == {}
+
+                def leases() -> object:
+                    return json.loads((n.folder / "run/leases").read_text())["leases"]
+
+                # Written by a thread of its own.
+                await until("no lease in the file", lambda: leases() == {})
 
     run(test)
 
