@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Shape)
 
 _RECENT: Final = 1024
 """Changes that are kept in their order. Chosen: a gang of 500 is nominated at once, in two changes
-for each pod; whoever follows fewer changes than that looks at their nodes alone."""
+for each pod; a reader that is no further behind looks at the changed nodes alone."""
 
 
 class Nominator(Generic[S]):
