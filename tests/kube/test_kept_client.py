@@ -381,10 +381,20 @@ def test_connections_that_are_not_used_are_closed_in_time(
 ) -> None:
     monkeypatch.setattr(kept_client, "_IDLE_SECONDS", 0.1)
 
+    answered = said(OK)
+
     async def run() -> None:
-        async with raw_server(said(OK)) as server, server.client(timeout_seconds=0.2) as client:
+        all_there = asyncio.Event()
+
+        async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+            # An answer before that would free its connection for another request.
+            if len(server.requests) == 4:
+                all_there.set()
+            await all_there.wait()
+            await answered(request, writer)
+
+        async with raw_server(reply) as server, server.client(timeout_seconds=2) as client:
             await asyncio.gather(*(client.request("GET", f"/{n}") for n in range(4)))
-            # On a busy machine the first may be closed again by now.
             assert server.connections == 4
             await eventually(lambda: server.open == 0)
             await client.request("GET", "/again")
