@@ -97,7 +97,7 @@ that a pod matches do not count in spread and affinity, nor as load to come."""
 _TAKEN_OVER: Final = Registration(POD, Action.UPDATE_POD_LABEL, _takes_pods_over)
 """By its labels a pod may be one whose room a Reservation takes over."""
 _CLASS_EDITED: Final = Registration(POD, Action.UPDATE_POD_LABEL, _other_class)
-"""A pod with CPUs of its own, or one that counts as load, may be of a class that hinders less."""
+"""In its new class a pod may hold back fewer others: by CPUs that it has for itself, or by load."""
 
 _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
     # What an extender looks at is not known.
@@ -183,7 +183,7 @@ _TABLE: Final[Mapping[str, Sequence[Registration]]] = {
         Registration("Device", Action.ALL),
         _CLASS_EDITED,
         _RESERVED,
-        # One that takes no free room waits for such a pod.
+        # A Reservation that takes running pods over may take a new one over.
         Registration(POD, Action.ADD, _takes_pods_over),
         _TAKEN_OVER,
     ),

@@ -96,7 +96,7 @@ class ServedPods:
                 await asyncio.sleep(_GATHER_S)
 
     def _decoded(self, data: bytes) -> _Served:
-        """Return a pod; raises ValidationError for one that cannot be read, as a cache wants it."""
+        """Return a pod; raises ValidationError, as the cache expects, if it cannot be read."""
         try:
             named = msgspec.json.decode(data, type=_Bare).metadata
             obj = printable(f"Pod {named.namespace}/{named.name} of the API server")

@@ -98,7 +98,8 @@ class WaitingPods(Generic[S]):
     def late(self, gangs: Iterable[str]) -> float | None:
         """Return when the last member of `gangs` that backs off after an error is tried again.
 
-        None: no member does. It may be the time of one that left while others back off still.
+        None: no member does. The result may be too late while others still back off, after the
+        last one has left.
         """
         found = (self._backing_off.get(gang) for gang in gangs)
         return max((end for _, end in filter(None, found)), default=None)
