@@ -23,6 +23,8 @@ _TIMES_X: Final = 4
 apart and mark quarters of the hour; twice as many would be 110 units apart and crowded on a small
 screen."""
 
+_NO_CLASS: Final = "class not known"
+
 Place = Callable[[float], float]
 """From a time or a value to its place in the drawing."""
 
@@ -246,7 +248,7 @@ def _cpus(topology: Mapping[str, Any] | None) -> str:
             if owners is None:  # a daemon that is older than koordctl
                 name, colour, text = "not known", "line", "owner not known"
             else:
-                name, colour = _kind(owners[0]["class"] if owners else "")
+                name, colour = _kind(owners[0]["class"]) if owners else (SHARED, "line")
                 text = "; ".join(_owner(owner) for owner in owners) or SHARED
             shown[name] = colour
             cells.append(
@@ -272,15 +274,13 @@ def _cpus(topology: Mapping[str, Any] | None) -> str:
 
 def _kind(class_: str) -> tuple[str, str]:
     """Return the name of a CPU's kind, and its colour. class_: of its first owner."""
-    if not class_:
-        return SHARED, "line"
     if class_ == "reserved":
         return class_, "c6"
-    return class_, f"c{_COLOURS.get(class_, 1)}"
+    return class_ or _NO_CLASS, f"c{_COLOURS.get(class_, 1)}"
 
 
 def _owner(owner: Mapping[str, Any]) -> str:
-    return f"{owner['name']} ({owner['class'] or 'class not known'})"
+    return f"{owner['name']} ({owner['class'] or _NO_CLASS})"
 
 
 def _rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
