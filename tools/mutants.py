@@ -58,7 +58,7 @@ _TWINS = {
     )
     for one, other in (pair, pair[::-1])
 }
-_LOGGERS = frozenset({"log", "_log", "logger", "_logger", "logging", "warnings"})
+_LOGGERS = frozenset({"log", "_log", "_LOG", "logger", "_logger", "logging", "warnings"})
 # Calls whose arguments serve the type checker or a reader.
 _FOR_READERS = frozenset({"cast", "TypeVar", "NewType", "ParamSpec", "overload", "print"})
 # Arguments that are texts for people, for argparse and the like.

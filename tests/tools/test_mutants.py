@@ -64,6 +64,7 @@ def test_an_expression_can_be_wrong_in_these_ways(source: str, expected: list[st
         ("return", ["pass"]),
         ("assert isinstance(a, str) and a > 1", []),
         ("_log.warning('%d', a + 1)", []),
+        ("_LOG.warning('%d', a + 1)", []),
         ('"""A docstring."""', []),
     ],
 )
