@@ -141,7 +141,7 @@ def _decode_histogram(found: _Histogram, count: int, field: str) -> Floats:
             raise ValueError(f"{field}.bucketWeights[{text}]: {weight} is negative")
         weights[int(text)] = weight
     total = float(weights.sum())
-    if not (math.isfinite(found.total_weight) and 0 <= found.total_weight < 1e100):
+    if not (math.isfinite(found.total_weight) and found.total_weight < 1e100):
         raise ValueError(f"{field}.totalWeight: {found.total_weight} is not a weight")
     if total <= 0 or found.total_weight <= 0:
         raise ValueError(f"{field}: it holds no weight")

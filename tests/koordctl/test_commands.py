@@ -26,6 +26,7 @@ from apis.explanation import (
 from koordctl import client as client_module
 from koordctl import main as main_module
 from koordctl.client import Client, Unreachable
+from koordctl.help_texts import EPILOG
 from koordctl.main import command_line, main, read_manifests
 from koordctl.node import explain_node
 from koordctl.top import screen
@@ -185,7 +186,7 @@ def test_the_help_names_each_command_and_keeps_the_lines_of_its_examples(
     for name in ("explain", "plan", "status", "top", "report", "replay", "events", "why",
                  "simulate", "doctor", "restore"):  # fmt: skip
         assert f"\n    {name} " in shown
-    assert main_module.EPILOG.strip() in shown
+    assert EPILOG.strip() in shown
     with pytest.raises(SystemExit):
         main(["status", "--help"])
     shown = capsys.readouterr().out

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from koordctl import doctor, neighbours
+from koordctl import doctor
 from koordctl.client import Client, Refused, Silent, Unreachable
 from koordctl.finding import Finding, Patient
 from koordctl.neighbours import NEIGHBOURS, NRI_TABLE
@@ -123,6 +123,7 @@ class _Files(Process):
     """A process of the node that sees these files alone."""
 
     __slots__ = ("files",)
+    files: dict[str, str | Exception]
 
     def __init__(self, *command: str, **files: str | Exception) -> None:
         super().__init__(7, os.path.basename(command[0]), command, 0, "/proc")
@@ -252,9 +253,10 @@ def test_a_file_that_the_runtime_would_start_has_to_be_named_for_it(
     (tmp_path / name).write_text("")
     (tmp_path / name).chmod(mode)
     real = os.stat
-    monkeypatch.setattr(neighbours.os, "listdir", lambda _: [name])
+    monkeypatch.setattr("koordctl.neighbours.os.listdir", lambda _: [name])
     monkeypatch.setattr(
-        neighbours.os, "stat", lambda path: real(path.replace("/opt/nri/plugins", str(tmp_path)))
+        "koordctl.neighbours.os.stat",
+        lambda path: real(path.replace("/opt/nri/plugins", str(tmp_path))),
     )
     found = [each for each in _about() if each.check == "NRI plugins"]
     assert found == (
@@ -428,7 +430,7 @@ def _found(check: Any, host: Any = None, **config: Any) -> list[tuple[str, str, 
 def test_doctor_wants_to_be_root(
     user: int, finding: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: user)
+    monkeypatch.setattr("koordctl.doctor.os.geteuid", lambda: user)
     assert _found(doctor._user) == [finding]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from koordctl import top
 from koordctl.client import Unreachable
 from koordctl.top import SORTS, follow, screen
 from tests.koordctl.answers import LONG_AGO
@@ -100,15 +99,13 @@ def test_an_amount_of_memory_has_the_largest_unit_that_fits(
 def test_the_order_of_pods_is_by_the_largest_then_by_cpu(sort: str, order: list[str]) -> None:
     """What was not measured counts as nothing; pressure is the largest of a pod's."""
     columns = ("namespace", "name", "cpu", "memory", "throttled", "pressure")
-    pods = [
-        dict(zip(columns, row, strict=True)) | {"uid": "", "class": "LS"}
-        for row in (
-            ("a", "two", None, 4e9, None, {}),
-            ("b", "one", 0.5, 3e9, 0.2, {"cpu.some.avg10": 3.0, "io.some.avg10": 3.0}),
-            ("a", "one", 1.0, 2e9, 0.1, {"cpu.some.avg10": 1.0, "io.some.avg10": 5.0}),
-            ("b", "two", 4.0, None, 0.1, {"cpu.some.avg10": 3.0}),
-        )
-    ]
+    rows: tuple[tuple[Any, ...], ...] = (
+        ("a", "two", None, 4e9, None, {}),
+        ("b", "one", 0.5, 3e9, 0.2, {"cpu.some.avg10": 3.0, "io.some.avg10": 3.0}),
+        ("a", "one", 1.0, 2e9, 0.1, {"cpu.some.avg10": 1.0, "io.some.avg10": 5.0}),
+        ("b", "two", 4.0, None, 0.1, {"cpu.some.avg10": 3.0}),
+    )
+    pods = [dict(zip(columns, row, strict=True)) | {"uid": "", "class": "LS"} for row in rows]
     shown = screen(look() | {"pods": pods}, sort=sort, width=140)
     assert [line.split()[0] for line in shown.split("STALLED\n")[1].splitlines()] == order
 
@@ -165,7 +162,7 @@ def test_it_looks_again_after_the_interval_but_not_after_the_last_look(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(top.time, "sleep", slept.append)
+    monkeypatch.setattr("koordctl.top.time.sleep", slept.append)
     follow(_answers(look(), look(), look()), sort="cpu", interval_s=7.0, rounds=3)
     assert slept == [7.0, 7.0]
     assert capsys.readouterr().out.count("\033[H\033[2J") == 3

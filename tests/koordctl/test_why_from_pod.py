@@ -203,7 +203,7 @@ def test_a_scheduler_at_a_url_without_port_is_asked_at_port_80(
         def close(self) -> None:
             asked.append("closed")
 
-    monkeypatch.setattr(why_module.http.client, "HTTPConnection", Refusing)
+    monkeypatch.setattr("koordctl.why.http.client.HTTPConnection", Refusing)
     assert main(["why", "web", "--scheduler", "http://scheduler"]) == 2
     assert asked == [("scheduler", 80, 5.0), "closed"]
     # An error without a text is named by its kind.

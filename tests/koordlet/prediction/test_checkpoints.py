@@ -278,3 +278,40 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_training_goes_on(
     made.train(using(2.0), (pod("a"),))
     assert str(blocked) in made.problem
     assert made.models.samples_of("a") == 1
+
+
+def test_the_names_of_the_files_stay_so_that_the_next_version_finds_them(tmp_path: Path) -> None:
+    checkpoints.write(str(tmp_path), trained().save())
+    assert os.listdir(tmp_path) == ["models.log"]
+
+
+_HISTOGRAM = {"referenceTimestamp": "2023-11-14T12:00:00Z", "bucketWeights": {"32": 10000}}
+
+
+@pytest.mark.parametrize(
+    ("histogram", "problem"),
+    [
+        ({}, "it holds no weight"),
+        ({"bucketWeights": {"3": 0}, "totalWeight": 5.0}, "it holds no weight"),
+        ({"bucketWeights": {"3": 7}, "totalWeight": 0.0}, "it holds no weight"),
+        ({"bucketWeights": {"3": 7}, "totalWeight": -0.5}, "it holds no weight"),
+        ({"bucketWeights": {"3": 7}, "totalWeight": 1e100}, "totalWeight: 1e+100 is not a weight"),
+        ({"bucketWeights": {"3": -1}, "totalWeight": 5.0}, "bucketWeights[3]: -1 is negative"),
+    ],
+)
+@pytest.mark.parametrize("name", ["CPU", "Memory"])
+def test_a_histogram_that_cannot_be_is_left_out(
+    name: str, histogram: dict[str, object], problem: str
+) -> None:
+    broken = {"referenceTimestamp": "2023-11-14T12:00:00Z", **histogram}
+    with pytest.raises(ValueError, match=f"^{name}") as refused:
+        checkpoints.decode_model(json.dumps(upstream() | {name: broken}).encode())
+    assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("total", [1e-9, 9e99])
+def test_the_weight_of_a_histogram_is_its_total(total: float) -> None:
+    scaled = {**_HISTOGRAM, "bucketWeights": {"3": 1, "5": 3}, "totalWeight": total}
+    found = checkpoints.decode_model(json.dumps(upstream(Memory=scaled)).encode()).memory
+    assert found[[3, 5]].tolist() == pytest.approx([total / 4, total * 3 / 4])
+    assert found.sum() == pytest.approx(total)

@@ -132,3 +132,30 @@ def test_a_percentile_is_never_below_the_samples_it_covers_nor_far_above(
     assert math.isfinite(found)
     assert min(values) * 0.999999 <= found <= max(values) * 1.05 + 0.0251
     assert percentile(histograms, 1.0) >= max(values) * 0.999999
+
+
+def test_what_was_seen_before_the_reference_moved_keeps_its_weight() -> None:
+    """A sample and three of a half-life later, 101 half-lives after the first of all: 1 to 6."""
+    half_life = CPU_BUCKETS.half_life_s
+    histograms, row = Histograms(CPU_BUCKETS), np.array([0])
+    histograms.add(row, np.array([1.0]), START)
+    histograms.add(row, np.array([4.0]), START + 99 * half_life)
+    before = histograms.reference_s
+    for _ in range(3):
+        histograms.add(row, np.array([8.0]), START + 102 * half_life)
+    assert histograms.reference_s > before
+    # 4 cores weigh an eighth of each of the three: a 25th of the whole.
+    assert percentile(histograms, 0.039) == pytest.approx(4.0, rel=0.06)
+    assert percentile(histograms, 0.041) == pytest.approx(8.0, rel=0.06)
+    # 1 core has 2^-102 of a sample's weight and counts no more.
+    assert percentile(histograms, 0.0) != pytest.approx(1.0, rel=0.06)
+
+
+@pytest.mark.parametrize("rows", [64, 65, 128, 129, 1000])
+def test_room_for_more_objects_keeps_what_the_first_have(rows: int) -> None:
+    histograms = filled(2.0)
+    histograms.reserve(rows)
+    last = np.array([rows - 1])
+    histograms.add(last, np.array([8.0]), START)
+    assert percentile(histograms, 0.95) == percentile(filled(2.0), 0.95)
+    assert percentile(histograms, 0.95, row=rows - 1) == percentile(filled(8.0), 0.95)

@@ -6,7 +6,16 @@ import msgspec
 
 from apis.qos import PriorityClass
 from koordlet.measurement.series import Metric, Series
-from koordlet.prediction.models import NODE, SYSTEM, Models, Saved, Use, class_key, samples
+from koordlet.prediction.models import (
+    CPU_BUCKETS,
+    NODE,
+    SYSTEM,
+    Models,
+    Saved,
+    Use,
+    class_key,
+    samples,
+)
 from tests.koordlet.measured import Measured
 from tests.koordlet.prediction.pods import GIB, HOUR, NOW, pod
 
@@ -143,3 +152,43 @@ def test_samples_after_a_restart_do_not_weigh_less_than_the_kept_ones() -> None:
     for _ in range(100):
         models.train({"a": Use(8.0, GIB)}, NOW - 100 * 24 * HOUR)
     assert peaks(models, "a")["a"].cpu_cores > 8.0
+
+
+def test_a_pod_without_cpu_samples_is_left_out() -> None:
+    made = measured(a=(1, 2), b=(1, 2))
+    del made.samples[Series(Metric.POD_CPU, "a")]
+    found = samples(made, (pod("a"), pod("b")), interval_s=60)
+    assert "a" not in found
+    assert found[PROD] == Use(1, 2 * GIB)
+
+
+def test_the_system_uses_what_the_node_does_and_no_pod_and_never_less_than_nothing() -> None:
+    found = samples(measured(node=(1.0, 2.0), a=(3, 4)), (pod("a"),), interval_s=60)
+    assert found[SYSTEM] == Use(0.0, 0.0)
+
+
+def test_a_kept_model_keeps_its_times_and_one_from_the_future_counts_as_of_now() -> None:
+    models = Models()
+    models.train({"a": Use(1.0, GIB)}, NOW)
+    (saved,) = models.save()
+    again = Models()
+    again.restore(saved, NOW + 5 * HOUR)
+    (kept,) = again.save()
+    assert (kept.key, kept.updated_s, kept.samples) == ("a", NOW, 1)
+    early = Models()
+    early.restore(saved, NOW - 5 * HOUR)
+    (moved,) = early.save()
+    assert moved.updated_s == NOW - 5 * HOUR
+    assert early.forget_older(NOW - 5 * HOUR) == ()
+    assert early.forget_older(NOW - 5 * HOUR + 1) == ("a",)
+
+
+def test_a_model_of_which_the_cpu_is_forgotten_has_no_peak() -> None:
+    """CPU is forgotten in half the time of memory: after 13 to 14 of its half-lives nothing of
+    one sample is left, while memory's still counts."""
+    models = Models()
+    models.train({"a": Use(2.0, GIB)}, NOW)
+    fractions = {"cpu_fraction": 0.95, "memory_fraction": 0.98}
+    assert set(models.peaks(("a",), **fractions)) == {"a"}
+    models.train({"b": Use(2.0, GIB)}, NOW + 101 * CPU_BUCKETS.half_life_s)
+    assert set(models.peaks(("a", "b"), **fractions)) == {"b"}

@@ -178,3 +178,19 @@ def test_no_amount_is_negative_or_above_what_is_allocatable(
     counted = (PriorityClass.PROD, PriorityClass.NONE)
     requests = sum((each.request for each in pods if each.priority in counted), Both())
     assert found.careful.reclaimable.at_most(requests) == found.careful.reclaimable
+
+
+def test_the_defaults_are_upstreams() -> None:
+    assert (
+        Settings(
+            safety_margin_percent=10, cold_start_s=86_400.0, training_s=60.0, by_age_only=False
+        )
+        == DEFAULT
+    )
+    assert DEFAULT.least_samples == 720
+
+
+def test_a_pod_without_a_model_peaks_at_its_request() -> None:
+    """Also where it is old and measured, and no training is demanded."""
+    found = predicted(Models(), P1, settings=Settings(cold_start_s=0.0))
+    assert found.by_pod == Prediction(Both(), Both(8000, 16 * GIB))

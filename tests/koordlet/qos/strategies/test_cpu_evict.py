@@ -288,6 +288,15 @@ def test_bad_satisfaction_limits_switch_the_gate_off_by_name(
     ]
 
 
+@pytest.mark.parametrize(("lower", "upper"), [(1, 1), (1, 99), (60, 60), (60, 99)])
+def test_the_smallest_and_largest_satisfaction_limits_are_taken(lower: int, upper: int) -> None:
+    limits = {
+        "cpuEvictBESatisfactionLowerPercent": lower,
+        "cpuEvictBESatisfactionUpperPercent": upper,
+    }
+    assert verdict(satisfaction(slo={**BE_SLO, **limits})).faults == ()
+
+
 def test_a_bad_field_of_one_gate_stops_no_other() -> None:
     found = verdict(satisfaction(gates=["BECPUEvict", "CPUEvict", "CPUAllocatableEvict"]))
     assert [short.gate for short in found.shortages] == ["BECPUEvict"]

@@ -278,6 +278,16 @@ def test_on_v1_the_quotas_below_the_besteffort_directory_are_lifted() -> None:
         assert decided(verdict, PodSubject(WEB), QUOTA) is None
 
 
+def test_the_claims_of_lifted_quotas_name_their_policy_and_reason() -> None:
+    kernel = KernelFacts(cgroup_version=1, supported=MAINLINE)
+    _, verdict = after(10, State(), at(50.0, inputs=node(kernel=kernel)))
+    claims = {claim for each in verdict.standing.by_class.values() for claim in each}
+    assert {(claim.policy, claim.reason) for claim in claims} == {
+        ("PressureSuppress", "the quota of all best-effort pods holds this one")
+    }
+    assert {level for level, _ in verdict.standing.by_class} == {Level.POD, Level.CONTAINER}
+
+
 def test_on_v1_no_quota_falls_before_containers_being_created_have_lost_theirs() -> None:
     """A reply of a moment ago still has a quota, and the kernel refuses one above the parent's."""
     on_v1 = node(kernel=KernelFacts(supported=EVERYTHING))
