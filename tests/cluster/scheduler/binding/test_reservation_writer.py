@@ -166,6 +166,26 @@ def test_draining_waits_for_what_is_in_flight_and_names_the_rest() -> None:
     play(stuck)
 
 
+def test_draining_without_anything_in_flight_ends_at_once() -> None:
+    async def never_used(bed: Bed) -> None:
+        begin = asyncio.get_running_loop().time()
+        assert await bed.writer.drain(5.0) == ()
+        assert asyncio.get_running_loop().time() == begin
+
+    play(never_used)
+
+    async def done_before(bed: Bed) -> None:
+        bed.writer.submit(place(bed.make()))
+        assert bed.writer.in_flight == 1
+        await asyncio.sleep(60)
+        assert bed.outcomes == [("n1", Bound())]
+        begin = asyncio.get_running_loop().time()
+        assert await bed.writer.drain(5.0) == ()
+        assert asyncio.get_running_loop().time() == begin
+
+    play(done_before)
+
+
 def test_a_newer_placement_of_the_same_reservation_is_carried_out_too() -> None:
     async def scenario(bed: Bed) -> None:
         uid = bed.make()

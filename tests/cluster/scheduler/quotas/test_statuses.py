@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, cast
 
 import msgspec
@@ -19,11 +20,13 @@ from cluster.scheduler.binding.quota_statuses import (
 )
 from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
 from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
+from cluster.scheduler.configuration.strict import Seconds
 from cluster.scheduler.plugins.quotas.overuse import OveruseMonitor, Revoked
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from kube.client import Client
+from tests.cluster.fake_api import in_virtual_time
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
 
 
@@ -185,6 +188,39 @@ def test_looks_for_overuse_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch
 
     asyncio.run(run())
     assert upkeep.faults.count == 1
+
+
+@pytest.mark.parametrize(("interval", "between_s"), [(30.0, 30.0), (0.001, 0.1)])
+def test_overuse_is_looked_for_at_the_interval_of_the_arguments(
+    monkeypatch: pytest.MonkeyPatch, interval: float, between_s: float
+) -> None:
+    """An interval near 0 would take all of the scheduler's time."""
+    looks: list[float] = []
+
+    def looking(monitor: OveruseMonitor, now: float) -> tuple[Revoked, ...]:
+        looks.append(now)
+        return ()
+
+    monkeypatch.setattr(OveruseMonitor, "look", looking)
+    upkeep = QuotaUpkeep(
+        cast(Client, _Requests()),
+        Bed().table,
+        {},
+        ElasticQuotaArgs(monitor_all_quotas=True, revoke_pod_interval=Seconds(interval)),
+        record=lambda event: None,
+        observe=lambda seconds: None,
+    )
+
+    async def run() -> None:
+        task = asyncio.create_task(upkeep.run())
+        await asyncio.sleep(100)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+
+    in_virtual_time(run)
+    assert len(looks) > 2
+    assert all(b - a == pytest.approx(between_s) for a, b in pairwise(looks))
 
 
 @pytest.mark.parametrize(
