@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.errors import InputErrors
-from apis.fields import parse_dotted
+from apis.fields import get_field, parse_dotted
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.configuration.strict import MOST_PROBLEMS
 from tests.cluster.scheduler.configuration.bad_files import BAD, LEASE, extender, plugins
@@ -36,6 +36,39 @@ def test_a_mistake_is_named_with_its_field(tree: Tree, field: str, problem: str)
     (error,) = caught.value.errors
     assert error.field == field
     assert error.obj == "config.yaml"
+
+
+# A key of a map is shown as a name, and no secret of an extender is shown.
+SHOWN_OTHERWISE = {
+    ('profiles[0].pluginConfig[0].args.usageThresholds["c p u"]', 1): "c p u",
+    ("extenders[0].urlPrefix", "https://user:secret@host/x"): "https://...@host",
+    ("extenders[0].tlsConfig.caData", "!"): "(not shown)",
+}
+# Fields that the file leaves out, or whose value is what is missing in it.
+SHOWN_AS_MISSING = {
+    "apiVersion": "(absent)",
+    "podMaxBackoffSeconds": "10",
+    "profiles[1].schedulerName": "",
+    "profiles[0].plugins.queueSort": "(none)",
+    "profiles[0].plugins.bind": "(none)",
+    "profiles[0].pluginConfig[0].args.scoringStrategy.requestedToCapacityRatio.shape": "(absent)",
+    "profiles[0].pluginConfig[0].args.defaultingType": "System",
+    "extenders[0].weight": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "field"), [case[:2] for case in BAD], ids=[f"{i}-{c[1]}" for i, c in enumerate(BAD)]
+)
+def test_a_mistake_shows_the_value_as_the_file_has_it(tree: Tree, field: str) -> None:
+    path = parse_dotted(field)
+    assert path is not None
+    (error,) = errors_of(tree)
+    value = get_field(tree, path)
+    if value is not None and not isinstance(value, (dict, list)):
+        assert error.value == SHOWN_OTHERWISE.get((field, value), str(value))
+    elif field in SHOWN_AS_MISSING:
+        assert error.value == SHOWN_AS_MISSING[field]
 
 
 def test_all_mistakes_of_100_profiles_are_named_and_the_good_profiles_are_not() -> None:
