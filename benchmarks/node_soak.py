@@ -45,7 +45,7 @@ import yaml
 
 from benchmarks import loop_steps
 from benchmarks.nri_driver import Driver
-from benchmarks.pod_lives import Lives
+from benchmarks.pod_lives import GAP_MS, Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main, started_apart
 from benchmarks.whole_daemon import (
@@ -67,10 +67,6 @@ _FIRST: Final = 10_000
 """The number of the first pod that lives and ends, beyond those that stay."""
 _ALIVE: Final = 10
 """Pods beside those that stay: each life ends the oldest of them."""
-_GAP_MS: Final = 5.0
-"""Measured on the test bed of containerd 2.1, with nothing between its CRI and the caller: 25 pods,
-4.3 to 7.5 ms, 5.8 at the median; on 1.7 it was 11.7 to 16.5 ms. A kubelet takes longer. With 0 the
-container comes while koordlet writes its pod's values, as no runtime does with a single pod."""
 _LONG_STEP_S: Final = 0.01
 """What a step of the event loop is to stay below."""
 _START_S: Final = 10.0
@@ -303,7 +299,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--gap",
         type=float,
-        default=_GAP_MS,
+        default=GAP_MS,
         metavar="MS",
         help="from the reply to RunPodSandbox to CreateContainer (%(default)g)",
     )

@@ -51,7 +51,7 @@ import psutil
 import yaml
 
 from benchmarks.nri_driver import Driver
-from benchmarks.pod_lives import Lives
+from benchmarks.pod_lives import GAP_MS, Lives
 from benchmarks.quantiles import quantile
 from benchmarks.running import ended_with_block, run_main, started_apart
 from benchmarks.whole_daemon import IN_MEMORY, cpu_seconds, koordlet, resident_mb
@@ -183,6 +183,13 @@ def _options() -> argparse.Namespace:
         "--pods", type=int, default=50, help="pods that run at a time (%(default)s)"
     )
     parser.add_argument(
+        "--gap",
+        type=float,
+        default=GAP_MS,
+        metavar="MS",
+        help="from the reply to RunPodSandbox to CreateContainer; 0: at once (%(default)g)",
+    )
+    parser.add_argument(
         "--pause-ms",
         type=float,
         default=0.0,
@@ -225,7 +232,7 @@ def _koordlet(stack: ExitStack, folder: Path, python: str, options: argparse.Nam
     _begin(driver)
     plugin = Plugin(
         f"koordlet ({python})" if options.python else "koordlet",
-        Lives(driver, groups, alive=options.pods),
+        Lives(driver, groups, alive=options.pods, gap_s=options.gap / 1e3),
         process,
     )
     plugin.slo = slo
@@ -243,7 +250,8 @@ def _other(stack: ExitStack, folder: Path, command: str, options: argparse.Names
     stack.enter_context(ended_with_block(process))
     _begin(driver)
     name = "other" if len(options.other) == 1 else command
-    return Plugin(name, Lives(driver, groups, alive=options.pods), process)
+    lives = Lives(driver, groups, alive=options.pods, gap_s=options.gap / 1e3)
+    return Plugin(name, lives, process)
 
 
 def _begin(driver: Driver) -> None:
