@@ -41,6 +41,9 @@ Serve = Callable[[Call], bytes]
 """Answers one call with a payload, or raises RpcError."""
 
 
+def _nothing() -> None: ...
+
+
 class ConnectionClosed(Exception):
     """The trunk ended before a call was answered; the text is the reason."""
 
@@ -48,8 +51,11 @@ class ConnectionClosed(Exception):
 class Connection(asyncio.Protocol):
     """A trunk. `closed` gets the reason of its end, in words."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, reply_written: Callable[[], None] = _nothing) -> None:
+        """reply_written: does what the last reply did not need, now that the runtime has it. It is
+        called after each reply, and raises nothing."""
         self._serve = serve
+        self._reply_written = reply_written
         self._mux = Demultiplexer()
         self._server = Server()
         self._client = Client()
@@ -77,7 +83,7 @@ class Connection(asyncio.Protocol):
                 if request is None:
                     self._receive(transport, data)
                 else:
-                    transport.write(self._answer(self._server.request(*request)))
+                    self._reply(transport, self._server.request(*request))
         except ProtocolError as error:
             self.close(f"protocol error: {error}")
 
@@ -112,7 +118,7 @@ class Connection(asyncio.Protocol):
         for connection, piece in self._mux.feed(data):
             if connection == PLUGIN_SERVICE:
                 for event in self._server.receive(piece):
-                    transport.write(self._answer(event))
+                    self._reply(transport, event)
                     if self._reason:
                         return
             elif connection == RUNTIME_SERVICE:
@@ -162,6 +168,13 @@ class Connection(asyncio.Protocol):
         finally:
             self._waiting.pop(stream, None)
             self._client.forget(stream)
+
+    def _reply(self, transport: asyncio.Transport, event: Call | Rejection) -> None:
+        """Answer, and only then do what the answer did not need."""
+        frames = self._answer(event)
+        # uvloop hands it to the kernel before it returns, unless the peer is behind with reading.
+        transport.write(frames)
+        self._reply_written()
 
     def _answer(self, event: Call | Rejection) -> bytes:
         """Return the frames of the reply."""

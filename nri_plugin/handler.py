@@ -3,8 +3,9 @@
 The transport knows frames, dialects and runtimes; it does not know policies, stores or kernel
 files. The daemon implements `Handler` and gives it to `nri_plugin.supervisor.Supervisor`.
 
-Every method is called on the event loop, inside the runtime's node-wide lock, while kubelet waits:
-it answers from memory, does no I/O and never blocks. Work that follows from an event (files to
+Every method is called on the event loop, the deciding ones inside the runtime's node-wide lock,
+while kubelet waits: they answer from memory, do no I/O and never block. An event is handed over as
+soon as its reply is written, before the next call. Work that follows from an event (files to
 write, a repair to start) is noted by the handler and done later. The runtime gives a hook 2 s and
 afterwards goes on without the answer, so the target is well below a millisecond.
 
@@ -24,8 +25,9 @@ from nri_plugin.capabilities import RuntimeProfile
 
 
 class Refused(Exception):
-    """Raised by a handler to make the CRI call fail. Honoured at `run_sandbox`,
-    `create_container` and `update_container`; elsewhere the runtime would only log it."""
+    """Raised by a handler to make the CRI call fail. Honoured at `create_container` and
+    `update_container`, and at `run_sandbox` under `FailurePolicy.FAIL`; elsewhere the runtime would
+    only log it, and it counts as a defect."""
 
 
 class Handler(Protocol):
@@ -103,6 +105,10 @@ class Handler(Protocol):
 
     def update_container(self, container: Container) -> Decision | None:
         """Kubelet asks for new resources (`subject.requested`). None: let the request pass."""
+        ...
+
+    def reply_written(self) -> None:
+        """The reply to the last call is on its way: do what it did not need and the next may."""
         ...
 
     def container_updated(self, container: Container) -> None:

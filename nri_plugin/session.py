@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -85,7 +86,7 @@ class Inventory:
 
 
 class Session:
-    """Answers one connection's calls. `serve` is what the connection calls.
+    """Answers one connection's calls. The connection calls `serve`, and `reply_written` after it.
 
     entered(state): called when the dialogue reaches CONFIGURED and SYNCED.
     broken(reason): called when the connection has to be given up although it looks alive.
@@ -121,6 +122,12 @@ class Session:
         self._listing: Listing | None = None
         self._later = later or _soon
         self._retired = False
+        self._method = ""
+        """What was called last."""
+        self._took: float | None = None
+        """How many seconds the answer took; None for an error."""
+        self._reported: Callable[[], None] | None = None
+        """Gives the handler the event that was answered last."""
         self.runtime: RuntimeProfile | None = None
         # Events before Configure do not occur; should they, the most careful profile serves.
         self._creations = replies.Creations(self._profile)
@@ -172,6 +179,7 @@ class Session:
             if call.method in ("CreateContainer", "UpdateContainer"):
                 self._statistics.missed[Missed.SUPERSEDED] += 1
             return b""
+        self._method = call.method
         started = self._clock()
         timeout_s = call.timeout_ns / 1e9 if call.timeout_ns else self._request_timeout_s
         try:
@@ -199,10 +207,23 @@ class Session:
                 )
             payload = b""
         took = self._clock() - started
-        self._statistics.observe(call.method, took)
+        self._took = took
         if took > timeout_s:
             self._note_late(call.method, took, timeout_s, payload)
         return payload
+
+    def reply_written(self) -> None:
+        """Do what the last reply did not need: the runtime has it."""
+        took, self._took = self._took, None
+        reported, self._reported = self._reported, None
+        try:
+            if reported is not None:
+                reported()
+            self._handler.reply_written()
+        except Exception:  # noqa: BLE001 - counted and logged
+            self._note_fault(self._method)
+        if took is not None:
+            self._statistics.observe(self._method, took)
 
     @property
     def _request_timeout_s(self) -> float:
@@ -442,9 +463,18 @@ class Session:
         return serve
 
     def _event(self, event: int, pod: nri.PodSandbox, container: nri.Container) -> None:
-        """Unknown and unneeded events are acknowledged: a newer runtime may have more of them."""
-        if (report := self._on_event.get(event)) is not None:
+        """Unknown and unneeded events are acknowledged: a newer runtime may have more of them.
+
+        The reply to an event says nothing but that it arrived, so the handler gets the event after
+        the reply. Only a sandbox that must not run without its values waits for the handler.
+        """
+        report = self._on_event.get(event)
+        if report is None:
+            return
+        if event == Event.RUN_POD_SANDBOX and self._fails:
             report(pod, container)
+        else:
+            self._reported = partial(report, pod, container)
 
     def _start_container(self, pod: nri.PodSandbox, message: nri.Container) -> None:
         container = self._existing(pod, message)

@@ -234,11 +234,12 @@ class Supervisor:
                 inherited = socket.socket(fileno=self._launch.descriptor)
                 inherited.setblocking(False)
                 _, connection = await loop.create_unix_connection(
-                    lambda: Connection(session.serve), sock=inherited
+                    lambda: Connection(session.serve, session.reply_written), sock=inherited
                 )
             else:
                 _, connection = await loop.create_unix_connection(
-                    lambda: Connection(session.serve), self._options.socket
+                    lambda: Connection(session.serve, session.reply_written),
+                    self._options.socket,
                 )
         return connection
 

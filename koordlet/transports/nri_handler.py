@@ -136,6 +136,8 @@ class NriHandler:
         self._consequences = KnownConsequences()
         self._created: dict[str, Decision] = {}
         """The decisions about containers that do not run yet."""
+        self._left: Callable[[], None] | None = None
+        """What the last reply did not need."""
         self.runtime: RuntimeProfile | None = None
 
     def resctrl_groups(self) -> Collection[str]:
@@ -234,8 +236,7 @@ class NriHandler:
         for path, mode in consequences.directories:
             self._daemon.make_host_directory(path, mode)
         self._keep(subject.id, consequences)
-        self._created[subject.id] = decision
-        self._daemon.later(partial(self._creation_answered, subject, decision))
+        self._left = partial(self._creation_written, subject, decision)
         return decision if decision.outcomes or decision.faults else None
 
     def start_container(self, container: Container) -> None:
@@ -252,11 +253,15 @@ class NriHandler:
     def update_container(self, container: Container) -> Decision | None:
         subject = self._state.update_container(container) or container.subject
         self._daemon.requested(subject.cgroup)
-        self._pod_changed(container.subject.pod.uid)
         decision = self._decider.decide(self._daemon.engine, subject, Stage.UPDATE_CONTAINER)
         self._keep(subject.id, self._consequences.of(subject.requested, decision))
-        self._daemon.later(lambda: self._note_update(container.subject, subject, decision))
+        self._left = partial(self._update_written, container.subject, subject, decision)
         return decision if decision.outcomes or decision.faults else None
+
+    def reply_written(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left()
 
     def container_updated(self, container: Container) -> None:
         self._state.observe_container(container)
@@ -318,6 +323,16 @@ class NriHandler:
             self._requests.keep_members(container_id, consequences.kept)
         else:
             self._remember(container_id)
+
+    def _creation_written(self, subject: ContainerSubject, decision: Decision) -> None:
+        self._created[subject.id] = decision
+        self._daemon.later(partial(self._creation_answered, subject, decision))
+
+    def _update_written(
+        self, update: ContainerSubject, subject: ContainerSubject, decision: Decision
+    ) -> None:
+        self._pod_changed(update.pod.uid)
+        self._daemon.later(partial(self._note_update, update, subject, decision))
 
     def _creation_answered(self, subject: ContainerSubject, decision: Decision) -> None:
         """As `_note_delivered`; at creation also the values of the container's processes."""

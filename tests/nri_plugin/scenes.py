@@ -57,6 +57,7 @@ class RecordingHandler:
         self.taken_at: list[int | None] = []
         self.runtime: RuntimeProfile | None = None
         self.groups: Collection[str] = ()
+        self.replies = 0
         self.disturb: Callable[[str], None] = lambda method: None
 
     def resctrl_groups(self) -> Collection[str]:
@@ -124,6 +125,9 @@ class RecordingHandler:
 
     def _decision(self) -> Decision | None:
         return None if self.wanted is None else decision(self.wanted, faults=self.faults)
+
+    def reply_written(self) -> None:
+        self.replies += 1
 
     def container_updated(self, container: Container) -> None:
         self._note("container_updated", container.subject.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -68,6 +69,41 @@ def test_a_peer_that_reads_no_replies_is_not_read_from() -> None:
         assert await asyncio.wait_for(connection.closed, 5)
 
     uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("cut", [0, 9, 40], ids=["whole", "in the header", "in the message"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_reply_does_not_need_follows_once_the_runtime_can_read_it(
+    cut: int, fails: bool
+) -> None:
+    readable: list[bool] = []
+
+    def serve(call: Call) -> bytes:
+        if fails:
+            raise RpcError(Code.UNKNOWN, "no")
+        return b"answer"
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        def written() -> None:
+            readable.append(bool(select.select([theirs], [], [], 0)[0]))
+
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: Connection(serve, written), sock=ours)
+        request = frames(1, request_message(1, PLUGIN, "M", b"payload", 0))
+        if cut:
+            await loop.sock_sendall(theirs, request[:cut])
+            await asyncio.sleep(0.05)
+            assert not readable
+        await loop.sock_sendall(theirs, request[cut:])
+        assert await loop.sock_recv(theirs, 4096)
+        theirs.close()
+
+    uvloop.run(scenario())
+    assert readable == [True]
 
 
 @pytest.mark.parametrize(

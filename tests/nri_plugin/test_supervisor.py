@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.errors import InputError
-from nri_plugin.options import Launch, Options, launch_of
+from nri_plugin.handler import Refused
+from nri_plugin.options import FailurePolicy, Launch, Options, launch_of
 from nri_plugin.session import PLUGIN, Inventory, Session
 from nri_plugin.statistics import Missed, State, Statistics
 from nri_plugin.supervisor import LOCK_FILE, Supervisor, back_off_s
@@ -22,7 +23,7 @@ from protos.nri.v1alpha1 import nri_pb2 as nri
 from service.locks import LockHeld, node_lock
 from tests.fake_runtime import profiles
 from tests.fake_runtime.adaptation import Behaviour, FakeRuntime
-from tests.nri_plugin.scenes import SHARES, RecordingHandler, container, options, running
+from tests.nri_plugin.scenes import SHARES, RecordingHandler, container, options, pod, running
 from tests.waiting import until
 
 
@@ -250,15 +251,82 @@ def test_hook_latency_is_counted_in_buckets() -> None:
     assert histogram.largest == 9.0
 
 
-def session(handler: RecordingHandler, statistics: Statistics) -> Session:
+def session(
+    handler: RecordingHandler,
+    statistics: Statistics,
+    policy: FailurePolicy = FailurePolicy.IGNORE,
+) -> Session:
     return Session(
         handler=handler,
-        options=Options(run_dir="/nowhere"),
+        options=Options(run_dir="/nowhere", failure_policy=policy),
         statistics=statistics,
         inventory=Inventory(),
         entered=lambda state: None,
         broken=lambda reason: None,
     )
+
+
+def event(kind: nri.Event) -> Call:
+    message = nri.StateChangeEvent(event=kind, pod=pod(), container=container())
+    return Call(1, PLUGIN, "StateChange", message.SerializeToString(), 0)
+
+
+def test_the_handler_gets_an_event_once_its_reply_is_written() -> None:
+    handler, statistics = RecordingHandler(), Statistics()
+    serving = session(handler, statistics)
+    for kind in (nri.RUN_POD_SANDBOX, nri.POST_START_CONTAINER, nri.REMOVE_CONTAINER):
+        told = len(handler.told)
+        assert serving.serve(event(kind)) == b""
+        assert len(handler.told) == told
+        serving.reply_written()
+        assert len(handler.told) == told + 1
+        serving.reply_written()
+        assert len(handler.told) == told + 1
+    assert statistics.hook_latency["StateChange"].count == 3
+
+
+def test_an_event_that_the_handler_fails_at_is_counted_and_spoils_no_other() -> None:
+    handler, statistics = RecordingHandler(), Statistics()
+    serving = session(handler, statistics)
+
+    def fail(method: str) -> None:
+        raise RuntimeError(method)
+
+    handler.disturb = fail
+    serving.serve(event(nri.STOP_CONTAINER))
+    serving.reply_written()
+    assert statistics.handler_faults == 1
+    handler.disturb = lambda method: None
+    serving.serve(event(nri.REMOVE_CONTAINER))
+    serving.reply_written()
+    assert handler.methods()[-1] == "remove_container"
+    assert statistics.handler_faults == 1
+
+
+def test_a_sandbox_that_must_not_run_without_its_values_waits_for_the_handler() -> None:
+    handler = RecordingHandler()
+    strict = session(handler, Statistics(), FailurePolicy.FAIL)
+    strict.serve(event(nri.RUN_POD_SANDBOX))
+    assert handler.methods() == ["run_sandbox"]
+    strict.reply_written()
+    assert handler.methods() == ["run_sandbox"]
+    strict.serve(event(nri.STOP_POD_SANDBOX))
+    assert handler.methods() == ["run_sandbox"]
+
+
+def test_a_refusal_is_a_reply_like_all_others_to_the_handler() -> None:
+    handler = RecordingHandler()
+    serving = session(handler, Statistics())
+
+    def refuse(method: str) -> None:
+        raise Refused("no such GPU")
+
+    handler.disturb = refuse
+    request = nri.CreateContainerRequest(container=container()).SerializeToString()
+    with pytest.raises(RpcError, match="no such GPU"):
+        serving.serve(Call(1, PLUGIN, "CreateContainer", request, 0))
+    serving.reply_written()
+    assert handler.replies == 1
 
 
 def test_a_superseded_connection_answers_with_nothing() -> None:
