@@ -13,7 +13,8 @@ from tests.koordlet.daemon.bed import ONE_CPU, SLO, node, node_object, run, unti
 
 def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
     async def test() -> None:
-        async with node() as n:
+        # A report would put its own prediction into the place of the one below.
+        async with node(reports={"nodeMetric": False}) as n:
             manifest = node_object("1.25")
             manifest["metadata"]["annotations"][ANNOTATION_NODE_RESERVATION] = (
                 '{"reservedCPUs":"0"}'
