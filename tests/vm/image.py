@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import compileall
 import fcntl
+import functools
 import hashlib
 import os
 import py_compile
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -201,6 +203,14 @@ def write_ext4(folder: Path, target: Path, *, spare_mib: int) -> None:
 
 def write_payload(target: Path, session: str) -> None:
     """Write the disk of one run: the checkout's files, compiled, and the session's description."""
+    root = Path(_compiled_checkout().name) / "payload"
+    (root / "vm-session.json").write_text(session)
+    write_ext4(root, target, spare_mib=64)
+
+
+@functools.cache
+def _compiled_checkout() -> tempfile.TemporaryDirectory[str]:
+    """The same for all runs of this process, and gone with it: to compile takes some seconds."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=CHECKOUT,
@@ -208,27 +218,25 @@ def write_payload(target: Path, session: str) -> None:
         check=True,
         timeout=60,
     ).stdout.decode()
-    with _scratch() as scratch:
-        root = scratch / "payload"
-        root.mkdir()
-        for name in filter(None, listed.split("\0")):
-            source = CHECKOUT / name
-            if source.is_file():
-                place = root / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, place)
-        (root / "vm-session.json").write_text(session)
-        for path in root.iterdir():
-            if path.is_dir():
-                compile_tree(path, root)
-        write_ext4(root, target, spare_mib=64)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.TemporaryDirectory(dir=CACHE, prefix="scratch-")
+    root = Path(folder.name) / "payload"
+    root.mkdir()
+    for name in filter(None, listed.split("\0")):
+        source = CHECKOUT / name
+        if source.is_file():
+            place = root / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, place)
+    for path in root.iterdir():
+        if path.is_dir():
+            compile_tree(path, root)
+    return folder
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """A folder on the cache's own file system, so that a finished part is moved in one step."""
-    import tempfile
-
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="scratch-") as folder:
         yield Path(folder)
