@@ -9,7 +9,8 @@ other, so that no two of them share the machine's state. The second session has 
 simulated kernels, on emulated machines, and without a machine. The first session mostly waits for
 other programs; the second uses the CPU meanwhile. What is marked `alone`, because it measures the
 load of the whole machine, runs in the third session, when both have ended. Each test is in exactly
-one session.
+one session. Without arguments the third session reads only files that name its marker, and a run in
+which some test ran in no session fails.
 
 The output of the first session appears while it runs, that of the second when both have ended. The
 last line is the sum of the summaries in pytest's own format. The exit status is 0 if all sessions
@@ -29,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 _ON_THIS_MACHINE = "(apiserver or cgroups or containerd or kubelet or root)"
@@ -72,6 +74,21 @@ def summary(counted: Counter[str], seconds: float) -> str:
     length = f"{seconds:.2f}s ({minutes // 60}:{minutes % 60:02d}:{rest:02d})"
     text = f" {', '.join(parts) or 'no tests ran'} in {length} "
     return text.center(max(80, len(text) + 2), "=")
+
+
+def naming(marker: str) -> list[str]:
+    """Return the files of tests that name a marker: to collect all tests takes half a minute."""
+    files = sorted(Path("tests").rglob("test_*.py"))
+    return [str(each) for each in files if f"mark.{marker}" in each.read_text()]
+
+
+def all_ran(counted: Counter[str], one: Counter[str]) -> bool:
+    """Return whether all tests ran. one: the outcomes of a session that collected all of them."""
+    return _tests(counted) - counted["deselected"] == _tests(one)
+
+
+def _tests(counted: Counter[str]) -> int:
+    return counted.total() - counted["warnings"]
 
 
 def start(
@@ -135,18 +152,23 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryFile(buffering=0) as kept:
         sessions.append(start(OTHERS, arguments, kept))
         sessions.append(start(REAL, arguments, subprocess.PIPE))
-        counted = followed(sessions[-1])
+        first = followed(sessions[-1])
+        counted = first.copy()
         for session in sessions:
             session.wait()
         kept.seek(0)
         counted += outcomes(shown(kept))
     if not asked:
-        sessions.append(start(ALONE, arguments, subprocess.PIPE))
+        files = [] if arguments else naming("alone")
+        sessions.append(start(ALONE, [*arguments, *files], subprocess.PIPE))
         counted += followed(sessions[-1])
     statuses = {session.wait() for session in sessions}
+    passed = statuses <= {0, _NO_TESTS} and statuses != {_NO_TESTS} and not counted["errors"]
+    if passed and not arguments and not asked and not all_ran(counted, first):
+        write(b"Some test ran in no session: its file does not name its marker `alone`.\n")
+        passed = False
     write(f"{summary(counted, time.monotonic() - began)}\n".encode())
-    passed = statuses <= {0, _NO_TESTS} and statuses != {_NO_TESTS}
-    return 0 if passed and not counted["errors"] and not asked else 1
+    return 0 if passed and not asked else 1
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from tools.side_by_side import outcomes, summary
 
 CONFIGURATION = """
 [pytest]
+addopts = -q
+testpaths = tests
 markers =
     alone
     apiserver
@@ -50,6 +52,14 @@ pytestmark = [pytest.mark.alone, pytest.mark.containerd]
 def test_of_the_third():
     assert pathlib.Path("ended").exists()
 """
+MARKS = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for each in items:
+        if each.name == "test_of_the_second":
+            each.add_marker(pytest.mark.alone)
+"""
 HANGS = """
 import pathlib, time, pytest
 
@@ -78,12 +88,13 @@ def pytest_configure():
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "pytest.ini").write_text(CONFIGURATION)
+    (tmp_path / "tests").mkdir()
     return tmp_path
 
 
-def started(checkout: Path) -> subprocess.Popen[str]:
+def started(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tools.side_by_side", "-q"],
+        [sys.executable, "-m", "tools.side_by_side", *arguments],
         cwd=checkout,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,8 +104,8 @@ def started(checkout: Path) -> subprocess.Popen[str]:
 
 def ran(checkout: Path, *, real: str = "True", other: str = "True") -> tuple[int, str]:
     """The exit status and the output. real, other: what a test of each session asserts."""
-    (checkout / "test_real.py").write_text(REAL.format(real=real))
-    (checkout / "test_other.py").write_text(OTHER.format(other=other))
+    (checkout / "tests/test_real.py").write_text(REAL.format(real=real))
+    (checkout / "tests/test_other.py").write_text(OTHER.format(other=other))
     with started(checkout) as program:
         output, _ = program.communicate(timeout=60)
     return program.returncode, output
@@ -112,9 +123,28 @@ def test_each_test_runs_once_and_the_last_line_is_the_sum(checkout: Path) -> Non
 
 
 def test_what_measures_the_machine_runs_when_the_others_have_ended(checkout: Path) -> None:
-    (checkout / "test_measures.py").write_text(MEASURES)
+    (checkout / "tests/test_measures.py").write_text(MEASURES)
     status, output = ran(checkout, other="time.sleep(2) or open('ended', 'w')")
     assert (status, last(output)) == (0, "3 passed, 1 skipped"), output
+    assert re.search("^1 passed in", output, re.MULTILINE), "the third session read files in vain"
+
+
+def test_with_arguments_the_sessions_select_from_these(checkout: Path) -> None:
+    (checkout / "tests/test_measures.py").write_text(MEASURES)
+    (checkout / "ended").touch()
+    ran(checkout)
+    with started(checkout, "tests/test_measures.py", "tests/test_real.py") as program:
+        output, _ = program.communicate(timeout=60)
+    assert (program.returncode, last(output)) == (0, "2 passed"), output
+
+
+def test_a_test_that_no_session_runs_fails_the_run(checkout: Path) -> None:
+    (checkout / "tests/conftest.py").write_text(MARKS)
+    (checkout / "tests/test_measures.py").write_text(MEASURES)
+    (checkout / "ended").touch()
+    status, output = ran(checkout)
+    assert (status, last(output)) == (1, "2 passed, 1 skipped"), output
+    assert "Some test ran in no session" in output
 
 
 @pytest.mark.parametrize("session", ["real", "other"])
@@ -123,7 +153,7 @@ def test_a_failure_of_either_session_is_shown_and_fails_the_run(
 ) -> None:
     status, output = ran(checkout, **{session: "'the reason' == 1"})
     assert (status, last(output)) == (1, "1 failed, 1 passed, 1 skipped"), output
-    assert f"FAILED test_{session}.py" in output and "'the reason' == 1" in output
+    assert f"FAILED tests/test_{session}.py" in output and "'the reason' == 1" in output
 
 
 def test_a_session_that_crashes_counts_as_an_error(checkout: Path) -> None:
@@ -133,12 +163,12 @@ def test_a_session_that_crashes_counts_as_an_error(checkout: Path) -> None:
 
 def test_a_signal_ends_both_sessions_whose_fixtures_clean_up(checkout: Path) -> None:
     (checkout / "conftest.py").write_text(ENDS_ON_SIGTERM)
-    (checkout / "test_hangs.py").write_text(HANGS)
+    (checkout / "tests/test_hangs.py").write_text(HANGS)
     names = ("test_of_the_first", "test_of_the_second")
     with started(checkout) as program:
         try:
             wait_until(
-                lambda: all((checkout / f"{each}.began").exists() for each in names),
+                lambda: all((checkout / f"tests/{each}.began").exists() for each in names),
                 "both sessions run a test",
             )
             program.send_signal(signal.SIGTERM)
@@ -146,7 +176,7 @@ def test_a_signal_ends_both_sessions_whose_fixtures_clean_up(checkout: Path) -> 
         finally:
             program.kill()
     assert program.returncode == 1, output
-    assert all((checkout / f"{each}.cleaned").exists() for each in names), output
+    assert all((checkout / f"tests/{each}.cleaned").exists() for each in names), output
 
 
 @pytest.mark.parametrize(
