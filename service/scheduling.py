@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import platform
 import struct
@@ -82,9 +83,10 @@ class StepAside:
 
     work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. clock:
     returns the thread's processor time, so that waiting for the interpreter does not count as work.
+    elapsed: a clock that runs at least as fast, and costs a sixth: it needs no system call.
     """
 
-    __slots__ = ("_aside_s", "_clock", "_since", "_sleep", "_work_s")
+    __slots__ = ("_aside_s", "_clock", "_earliest", "_elapsed", "_since", "_sleep", "_work_s")
 
     def __init__(
         self,
@@ -92,19 +94,30 @@ class StepAside:
         work_s: float = _WORK_S,
         aside_s: float = _ASIDE_S,
         clock: Callable[[], float] = time.thread_time,
+        elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._work_s = work_s
         self._aside_s = aside_s
         self._clock = clock
+        self._elapsed = elapsed
         self._sleep = sleep
         self._since = 0.0
         """The thread's processor time when it stepped aside last."""
+        self._earliest = -math.inf
+        """Before that moment it cannot have worked for long enough."""
 
     def __call__(self) -> None:
-        if self._clock() - self._since >= self._work_s:
-            self._sleep(self._aside_s)
-            self._since = self._clock()
+        now = self._elapsed()
+        if now < self._earliest:
+            return
+        left_s = self._work_s - (self._clock() - self._since)
+        if left_s > 0:
+            self._earliest = now + left_s
+            return
+        self._sleep(self._aside_s)
+        self._since = self._clock()
+        self._earliest = self._elapsed() + self._work_s
 
 
 def schedule_event_loop() -> bool:

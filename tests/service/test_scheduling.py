@@ -151,7 +151,9 @@ class Worked:
 
 def test_a_thread_steps_aside_after_each_share_of_work() -> None:
     worked = Worked()
-    aside = StepAside(work_s=2.0, aside_s=0.25, clock=worked.clock, sleep=worked.sleep)
+    aside = StepAside(
+        work_s=2.0, aside_s=0.25, clock=worked.clock, elapsed=worked.clock, sleep=worked.sleep
+    )
     aside()
     assert worked.slept == [5.0]  # what it worked before is not known to be little
     for _ in range(8):
