@@ -115,13 +115,15 @@ class Table:
         """Add one column. `now` must be later than the newest column's time."""
         if not now > self.newest:
             raise ValueError(f"table {self.name}: time {now} is not after {self.newest}")
-        known = self.rows
-        rows = [known.get(series, -1) for series in samples]
-        if -1 in rows or now - self._expired_at >= _EXPIRE_EVERY_S:
-            self._expire(now)
-            rows = [self._row(series) for series in samples]
+        self._expire(now)
+        rows = list(map(self.rows.get, samples))
+        if None in rows:
+            rows = [
+                self._row(series) if row is None else row
+                for series, row in zip(samples, rows, strict=True)
+            ]
         at: NDArray[np.intp] = np.array(rows, dtype=np.intp)
-        values: Floats = np.array(list(samples.values()), dtype=np.float64)
+        values: Floats = np.fromiter(samples.values(), np.float64, len(samples))
         # No metric is negative or infinite; what is would come of a defect and is left out.
         good = (at >= 0) & (values >= 0) & (values < np.inf)
         if not good.all():
@@ -203,6 +205,24 @@ class Table:
             # The window may cross the ring's end.
             return chosen[np.argsort(self.times[chosen])]
         return chosen
+
+    def newest_of(self, rows: NDArray[np.intp], now: float, within_s: float) -> Floats:
+        """Return the newest sample of each row in the window [now - within_s, now]; NaN for none.
+
+        As a rule nearly all are in the newest column; the window of the others alone is searched.
+        """
+        if now >= self.newest >= now - within_s:
+            newest: Floats = self.values[rows, self.next_column - 1]
+        else:
+            newest = np.full(len(rows), np.nan)
+        late = np.flatnonzero(np.isnan(newest))
+        if len(late):
+            values = self.values[np.ix_(rows[late], self.columns(now, within_s))]
+            present = ~np.isnan(values)
+            have = np.flatnonzero(present.any(axis=1))
+            if len(have):
+                newest[late[have]] = values[have, _last(present[have])]
+        return newest
 
     def restore(
         self, times: Floats, series: Sequence[Series], values: Floats, *, now: float
@@ -329,20 +349,31 @@ class Store:
                 row = table.rows.get(series)
                 if row is None:
                     continue
-                if table.last_seen[row] < now - within_s:
-                    return None
                 # The newest column is the usual answer; others only after a gap.
-                column = (table.next_column - 1) % len(table.times)
-                if now >= table.times[column] >= now - within_s:
-                    value = float(table.values[row, column])
+                if now >= table.newest >= now - within_s:
+                    value = table.values.item(row, table.next_column - 1)
                     if value == value:
                         return value
+                if table.last_seen[row] < now - within_s:
+                    return None
                 values = table.values[row, table.columns(now, within_s)]
                 break
             else:
                 return None
         present = np.flatnonzero(~np.isnan(values))
         return float(values[present[-1]]) if len(present) else None
+
+    def newest_of(
+        self, metric: Metric, now: float, within_s: float
+    ) -> Iterable[tuple[tuple[Key, ...], Floats]]:
+        """Return objects and their newest samples in the window, NaN for none, of each table."""
+        with self._lock:
+            return [
+                (keys, table.newest_of(rows, now, within_s))
+                for table in self._tables.values()
+                for keys, rows in (table.objects_of(metric),)
+                if keys
+            ]
 
     def windows(
         self, metric: Metric, now: float, within_s: float
@@ -400,15 +431,15 @@ class View:
     def latest_of(self, metric: Metric, *, within_s: float) -> dict[Key, float]:
         """Return the newest sample of each object of a metric."""
         result: dict[Key, float] = {}
-        for keys, _, values in self._store.windows(metric, self._now, within_s):
-            present = ~np.isnan(values)
-            have = np.flatnonzero(present.any(axis=1))
-            if not len(have):
-                continue  # no round, or no sample, is as recent
-            newest = values[have, _last(present[have])]
-            result.update(
-                zip((keys[index] for index in have.tolist()), newest.tolist(), strict=True)
-            )
+        for keys, newest in self._store.newest_of(metric, self._now, within_s):
+            if np.isnan(newest).any():
+                result.update(
+                    (key, value)
+                    for key, value in zip(keys, newest.tolist(), strict=True)
+                    if value == value
+                )
+            else:
+                result.update(zip(keys, newest.tolist(), strict=True))
         return result
 
     def averages(self, metric: Metric, *, within_s: float) -> dict[Key, float]:

@@ -15,7 +15,7 @@ from koordlet.measurement.collecting import Round, Targets, Unavailable, followe
 from koordlet.measurement.counters import Rate, number_after, within
 from koordlet.measurement.kernel_files import GONE, KernelFile, close_all
 from koordlet.measurement.series import Metric, Series
-from linux.cgroup_paths import Layout, is_below, qos_dir
+from linux.cgroup_paths import Layout, qos_dir
 
 _MILLI: Final = 1000
 _CPUSET_BYTES: Final = 32 * 1024
@@ -149,7 +149,7 @@ class BestEffortCollector:
         wanted = (
             group.cgroup
             for group in targets.groups
-            if not group.is_pod and is_below(group.cgroup, directory)
+            if not group.is_pod and group.cgroup.startswith(f"{directory}/")
         )
         self._containers = followed(
             self._containers, wanted, lambda _: None, lambda gone: close_all((gone,))

@@ -167,7 +167,7 @@ class PressureCollector:
         if not self._node:
             self._node = self._lines(Metric.NODE_PSI, "", "/proc/pressure/{}")
         layout = targets.layout
-        if layout is not None and layout.has("cpuacct"):
+        if layout is not None and layout.has("cpuacct") and not self._without_groups:
             make = partial(self._group_lines, layout)
             self._groups = followed(self._groups, targets.groups, make, _close)
         self._targets = targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -337,6 +338,29 @@ def test_replies_get_their_turn_after_each_group() -> None:
     )
     PodCollector(4).sample(round_)
     assert aside == [2, 4, 6, 8, 10]
+
+
+def test_replies_get_their_turn_among_many_groups_at_rest() -> None:
+    names = [f"pod{number}" for number in range(40)]
+    files = ScriptedFiles()
+    for name in names:
+        files.content |= group_v2(f"k/{name}")
+    collector = PodCollector(4)
+    targets = Targets(V2, tuple(map(pod, names)))
+    aside: list[float] = []
+    for now in range(4):
+        round_ = Round(
+            now=now,
+            targets=targets,
+            files=files,
+            measured=Stored(),
+            clock=partial(float, now),
+            step_aside=partial(aside.append, now),
+        )
+        samples = collector.sample(round_)
+    assert samples[Series(Metric.POD_CPU, "pod0")] == 0.0
+    assert aside.count(0) == 40
+    assert 2 <= aside.count(3) < 10
 
 
 def test_a_host_application_that_cannot_be_read_is_named_and_leaves_the_others() -> None:
