@@ -44,7 +44,7 @@ from apis.topology import parse_node_reservation
 from hooks import compat
 from hooks.claim import Claim, Op, Rank
 from hooks.facts import NodeInputs
-from hooks.standing import Claims, Standing, merged
+from hooks.standing import NOTHING_STANDS, Claims, Standing, merged
 from hooks.subject import HostAppSubject, Level, QosSubject
 from koordlet.measurement.series import LATEST_PERIODS, Metric, Series
 from koordlet.qos.strategies.best_effort import LIFTED_AHEAD_S, is_best_effort, lifted_below
@@ -338,7 +338,7 @@ def _by_cpus(
     standing = (
         state.last.standing
         if basis == state.basis
-        else _cpu_claims(cpus, situation, owners, reason)
+        else _cpu_claims(cpus, situation, owners, reason, before=state.last.standing)
     )
     notes: tuple[Note, ...] = ()
     if changed:
@@ -380,8 +380,18 @@ def damped(
     return present, 0, more
 
 
-def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str) -> Standing:
+def _cpu_claims(
+    cpus: CpuSet,
+    situation: Situation,
+    owners: Owners,
+    reason: str,
+    *,
+    before: Standing = NOTHING_STANDS,
+) -> Standing:
     """Return the claims that keep best-effort cgroups within `cpus`.
+
+    before: the last ones, whose objects stay for equal claims: pods come and go all the time, and
+    readers then see without a comparison that nothing else has changed.
 
     Host applications below the besteffort directory are kept there too: on v1 a directory cannot
     be narrower than one below it. A pod with CPUs of its own stays inside these; where none of them
@@ -396,6 +406,8 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     """
     policy = _SLO + ".cpuSuppressPolicy"
     within = (_claim(Resource.CPUSET_CPUS, cpus, reason, policy, op=Op.WITHIN),)
+    former = before.by_class.get((Level.SANDBOX, KubeQoS.BESTEFFORT))
+    within = former if former == within else within
     static = kubelet_is_static(situation)
     by_class: dict[tuple[Level, KubeQoS], Claims] = {(Level.SANDBOX, KubeQoS.BESTEFFORT): within}
     by_subject: dict[str, Claims] = {}
@@ -404,7 +416,8 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     else:
         for one in situation.pods:
             if one.pod.kube_qos is KubeQoS.BESTEFFORT:
-                by_subject |= {container.key: within for container in one.containers}
+                for container in one.containers:
+                    by_subject[container.key] = within
     if static:
         return Standing(by_subject, by_class)
     by_class[Level.POD, KubeQoS.BESTEFFORT] = within
@@ -412,10 +425,10 @@ def _cpu_claims(cpus: CpuSet, situation: Situation, owners: Owners, reason: str)
     below = apps_below_best_effort(situation)
     by_subject |= {app.key: within for app in situation.host_apps if app.name in below}
     for one in situation.pods:
-        own = NO_CPUS
-        if one.pod.kube_qos is KubeQoS.BESTEFFORT and not one.pod.ended:
-            own = allocated(one.pod) & owners.everything
-        if own and not own & cpus:
+        if one.pod.kube_qos is not KubeQoS.BESTEFFORT or one.pod.ended:
+            continue
+        own = allocated(one.pod)
+        if own and (own := own & owners.everything) and not own & cpus:
             held = f"CPUs allocated to {one.pod.obj}"
             source = f"annotation {ANNOTATION_RESOURCE_STATUS}.cpuset"
             around = _claim(Resource.CPUSET_CPUS, own, held, source, op=Op.AT_LEAST)
