@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from apis.decode import canonical_json
 from apis.scheduling_pod import SchedulingPod
+from cluster.scheduler.auditing.permit import AuditedPermit
 from cluster.scheduler.binding.events import scheduled
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
@@ -116,12 +117,13 @@ class Attempts:
         reserve_pods: Mapping[str, ReservePod] = _NO_RESERVATIONS,
         network: NetworkTopology | None = None,
         resizes: bool = False,
+        audit: AuditedPermit | None = None,
     ) -> None:
         """clock: seconds on a clock that never jumps. wall: seconds since 1970, for what is shown;
         None: `clock`. pod_of: namespace/name -> the pod as last seen.
         reserve_pods: by UID; what is decided about such a pod is written to its Reservation.
         network: the one in which gangs are gathered. resizes: a Reservation also keeps what its
-        devices have, under the names that devices have it."""
+        devices have, under the names that devices have it. audit: is told of preemptions."""
         self._scheduling = scheduling
         self._plans = GangPlans(
             scheduling.tables,
@@ -170,6 +172,7 @@ class Attempts:
             clock=clock,
             take_back=self._preempt_waiting,
             reference=self.reports.reference,
+            audit=audit,
         )
         self.preemptions = Preemptions(
             scheduling,
@@ -184,6 +187,7 @@ class Attempts:
             consultant=lambda: self.consultant,
             clock=clock,
             wall=self._wall,
+            audit=audit,
         )
 
     def waits_on(self, uid: str) -> str:

@@ -23,6 +23,10 @@ from apis.scheduling import Reservation
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from apis.topology import NodeResourceTopology
 from cluster.scheduler.attempts import Attempts, Writers
+from cluster.scheduler.auditing.auditor import WorkloadAuditor
+from cluster.scheduler.auditing.metrics import AuditorMetrics
+from cluster.scheduler.auditing.permit import AuditedPermit
+from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.events import NAMESPACE, Action, ClusterEvent
@@ -94,12 +98,14 @@ class SchedulerCore:
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] | None = None,
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
+        auditor: AuditorSettings | None = None,
     ) -> None:
         """client: where the caches read from, once they are run. writers: take what is decided.
         seed: fixes how ties are drawn; None draws it. clock: seconds since 1970, for what objects
         show and what is compared with their times. steady: seconds that never jump, for back-offs
         and time limits; None: `steady_clock()` beside the system's clock, else `clock` itself.
-        longest_unschedulable_s: see SchedulingQueue."""
+        longest_unschedulable_s: see SchedulingQueue. auditor: of the workload auditor; None: there
+        is none."""
         self.client = client
         self._clock = clock
         if steady is None:
@@ -123,7 +129,14 @@ class SchedulerCore:
             ),
             longest_unschedulable_s=longest_unschedulable_s,
         )
-        self.permit: Permit[PodShape] = Permit(self.queue, gangs)
+        self.metrics = SchedulerMetrics(self.queue)
+        self.auditor: WorkloadAuditor | None = None
+        audit: AuditedPermit | None = None
+        if auditor is not None:
+            shown = AuditorMetrics(self.metrics.registry, auditor.labels)
+            self.auditor = WorkloadAuditor(shown, auditor, steady)
+            audit = AuditedPermit(self.queue, gangs, self.auditor)
+        self.permit: Permit[PodShape] = audit or Permit(self.queue, gangs)
         self.scheduling = Scheduling(
             self.tables,
             self.plugins.profiles,
@@ -133,7 +146,6 @@ class SchedulerCore:
             gang_preemption=self.plugins.gang_preemption,
             network=self.plugins.network,
         )
-        self.metrics = SchedulerMetrics(self.queue)
         self.timings = {name: self.scheduling.timings(name) for name in self.plugins.profiles}
         self.metrics.show_timings(self.timings)
         if self.plugins.quotas is not None:
@@ -162,6 +174,7 @@ class SchedulerCore:
             reserve_pods=reservations.reserve_pods,
             network=self.plugins.network,
             resizes=configuration.gates.get("ResizePod", False),
+            audit=audit,
         )
         self._make_sources()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from apis.meta import ObjectReference
+from cluster.scheduler.auditing.permit import AuditedPermit
 from cluster.scheduler.binding.events import Event, pod_reference, preempted
 from cluster.scheduler.binding.placement import Refused
 from cluster.scheduler.binding.victims import Victim
@@ -51,10 +52,11 @@ class Evictions:
         clock: Callable[[], float],
         take_back: Callable[[str, str], bool],
         reference: Callable[[PendingPod[PodShape]], ObjectReference],
+        audit: AuditedPermit | None = None,
     ) -> None:
         """clock: seconds, as the queue counts them. take_back: (UID, why) -> whether the pod had a
         node without being bound there, and gave it back. reference: to the object that a pod
-        stands for."""
+        stands for. audit: see Attempts."""
         self._scheduling = scheduling
         self._nominator = scheduling.nominator
         self._queue = queue
@@ -62,6 +64,7 @@ class Evictions:
         self._clock = clock
         self._take_back = take_back
         self._reference = reference
+        self._audit = audit
         self._under_way: dict[str, tuple[PendingPod[PodShape], Booking]] = {}
         """UID of a victim that is not gone -> the pod for which it makes room, and the victim."""
 
@@ -112,6 +115,8 @@ class Evictions:
         if refused is None or uid not in self._under_way:
             return None
         pod, victim = self._under_way.pop(uid)
+        if self._audit is not None:
+            self._audit.victim_stays(uid)
         self._scheduling.budgets.give_back(victim)
         _log.warning("pod %s gets no room: %s", pod.key, refused.message)
         return pod
@@ -119,6 +124,8 @@ class Evictions:
     def gone(self, uid: str) -> None:
         """Forget a pod that is gone, as a victim and as a preemptor."""
         self._under_way.pop(uid, None)
+        if self._audit is not None:
+            self._audit.victim_gone(uid)
         self.end_nomination(uid)
         self._nominator.forget(uid)
 

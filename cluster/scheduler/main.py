@@ -104,6 +104,7 @@ async def _run(
         longest_unschedulable_s=settings.seconds("pod-max-in-unschedulable-pods-duration"),
         controllers=settings.controllers,
         network_status=settings.on("enable-network-topology-manager"),
+        auditor=settings.auditor,
     )
     endpoints = Endpoints(process, settings)
     async with AsyncExitStack() as stack:

@@ -6,10 +6,11 @@ is set. What was chosen is carried out by `evictions`; the pod goes back to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
+from cluster.scheduler.auditing.permit import AuditedPermit
 from cluster.scheduler.binding.placement import Refused
 from cluster.scheduler.binding.statuses import UNSCHEDULABLE
 from cluster.scheduler.binding.victims import Victim
@@ -81,8 +82,9 @@ class Preemptions:
         consultant: Callable[[], PreemptionConsultant | None],
         clock: Callable[[], float],
         wall: Callable[[], float],
+        audit: AuditedPermit | None = None,
     ) -> None:
-        """consultant: returns the extenders to ask at that moment, if any. clock, wall: see
+        """consultant: returns the extenders to ask at that moment, if any. clock, wall, audit: see
         Attempts."""
         self._scheduling = scheduling
         self._queue = queue
@@ -96,6 +98,7 @@ class Preemptions:
         self._consultant = consultant
         self._clock = clock
         self._wall = wall
+        self._audit = audit
         self._needing: dict[str, NeedsRoom] = {}
         """Pods for which extenders are asked about evictions, by UID."""
 
@@ -216,6 +219,7 @@ class Preemptions:
                 diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
             if not found.waits and self._evictions.end_nomination(pod.uid):
                 nominated = ""
+        self._tell(pod.uid, found if isinstance(found, NotFound) else (found,))
         message = diagnosis.text
         self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         if isinstance(found, Candidate) or found.waits:
@@ -251,6 +255,10 @@ class Preemptions:
         for uid in sorted(without):
             if self._evictions.end_nomination(uid):
                 nominated[uid] = ""
+        self._tell(
+            pod.uid,
+            found if isinstance(found, NotFound) else [seat.candidate for seat in found],
+        )
         message = diagnosis.text
         self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         plugins = diagnosis.plugins or _NO_NODES
@@ -261,6 +269,17 @@ class Preemptions:
         # In a gang that is not strict, the others are not refused with this one.
         others = {uid: node for uid, node in nominated.items() if uid not in reported}
         self._reports.held_up(others, message, others)
+
+    def _tell(self, uid: str, found: Iterable[Candidate] | NotFound) -> None:
+        """Tell the auditor, if there is one, of the preemptions for a pod or its gang."""
+        if self._audit is None:
+            return
+        if isinstance(found, NotFound):
+            self._audit.not_preempted(uid, found)
+            return
+        bookings = self._scheduling.tables.bookings
+        victims = (victim.uid for each in found for victim in each.victims)
+        self._audit.preempted(uid, [victim for victim in victims if victim in bookings])
 
     def evicted(self, victim: Victim, refused: Refused | None) -> None:
         """Take the outcome of an eviction: None, or why the victim stays."""

@@ -36,6 +36,7 @@ from cluster.scheduler.binding.schedule_explanations import ScheduleExplanations
 from cluster.scheduler.binding.statuses import PodStatus, Shown, StatusWriter
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.binding.volumes import VolumeBinder
+from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import CONTROLLERS
 from cluster.scheduler.configuration.koordinator_arguments import ReservationCompat
@@ -100,10 +101,11 @@ class SchedulerProcess(SchedulerCore):
         longest_unschedulable_s: float = LONGEST_UNSCHEDULABLE_S,
         controllers: Container[str] = CONTROLLERS,
         network_status: bool = False,
+        auditor: AuditorSettings | None = None,
     ) -> None:
-        """seed, clock, steady, longest_unschedulable_s: see SchedulerCore. controllers: names of
-        the plugins that also write the status of their objects. network_status: whether the
-        domains of the network are written into the ClusterNetworkTopology."""
+        """seed, clock, steady, longest_unschedulable_s, auditor: see SchedulerCore. controllers:
+        names of the plugins that also write the status of their objects. network_status: whether
+        the domains of the network are written into the ClusterNetworkTopology."""
         super().__init__(
             client,
             configuration,
@@ -112,6 +114,7 @@ class SchedulerProcess(SchedulerCore):
             clock=clock,
             steady=steady,
             longest_unschedulable_s=longest_unschedulable_s,
+            auditor=auditor,
         )
         self.leading = False
         self.ready = False

@@ -22,6 +22,7 @@ from cluster.flags import (
     describe,
     read_values,
 )
+from cluster.scheduler.configuration.auditing import AuditorSettings, read_auditor
 from cluster.scheduler.configuration.gates import SchedulerGates, read_gates
 
 CONTROLLERS: Final = ("Coscheduling", "ElasticQuota", "Reservation")
@@ -106,6 +107,25 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "enable-network-topology-manager": Flag(
         "false", _B, "write the domains of the network into the ClusterNetworkTopology"
     ),
+    # the workload auditor: metrics scheduler_workload_auditor_*, and what is logged beside them
+    "enable-workload-auditor": Flag(
+        "false", _B, "count what becomes of workloads until they are scheduled"
+    ),
+    "workload-auditor-metric-labels": Flag(
+        "", _T, "metricLabel=podLabelKey,...: labels of pods that its metrics have"
+    ),
+    "workload-auditor-victim-reschedule-duration": Flag(
+        "10s", _D, "log workloads without a result so long after their victims are gone"
+    ),
+    "workload-auditor-victim-deletion-duration": Flag(
+        "30s", _D, "log workloads whose victims take longer to end"
+    ),
+    "workload-auditor-victim-deleting-retries": Flag(
+        "3", _W, "log workloads that are tried more often while their victims end"
+    ),
+    "workload-auditor-scheduling-event-interval": Flag(
+        "5m", _D, "log workloads that wait longer for their next scheduling event"
+    ),
     # without effect: accepted, so that manifests start
     "sync-barrier-pod-namespace": Flag("kube-system", _T),
     "sync-barrier-pod-name": Flag("koord-scheduler-sync-barrier", _T),
@@ -119,12 +139,6 @@ FLAGS: Final[Mapping[str, Flag]] = {
     "debug-diagnosis-blocking": Flag("false", _B),
     "debug-diagnosis-queue-size": Flag("1000", _W),
     "debug-diagnosis-worker-count": Flag("10", _W),
-    "enable-workload-auditor": Flag("false", _B),
-    "workload-auditor-metric-labels": Flag("", _T),
-    "workload-auditor-victim-reschedule-duration": Flag("10s", _D),
-    "workload-auditor-victim-deletion-duration": Flag("30s", _D),
-    "workload-auditor-victim-deleting-retries": Flag("3", _W),
-    "workload-auditor-scheduling-event-interval": Flag("5m", _D),
     "async-log": Flag("false", _B),
     "async-log-queue-length": Flag("10000", _W),
     "kube-api-content-type": Flag("application/vnd.kubernetes.protobuf", _T),
@@ -192,10 +206,12 @@ def help_text() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Values):
-    """The parsed command line of one scheduler process. controllers: of plugins that run."""
+    """The parsed command line of one scheduler process. controllers: of plugins that run. auditor:
+    None while the workload auditor is off."""
 
     gates: SchedulerGates
     controllers: frozenset[str]
+    auditor: AuditorSettings | None = None
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -213,6 +229,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         without_effect=words.without_effect,
         gates=gates,
         controllers=chosen(words.text("controller-plugins"), CONTROLLERS, "controller-plugins"),
+        auditor=read_auditor(words),
     )
     check_values(settings, FLAGS)
     return settings

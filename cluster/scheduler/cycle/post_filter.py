@@ -14,6 +14,8 @@ from cluster.scheduler.tables.shapes import PodShape
 
 NEVER: Final = "Never"
 """The preemptionPolicy of pods that preempt no others."""
+NOT_ELIGIBLE: Final = "preemption: not eligible"
+"""How a remark begins if no victims were looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,11 @@ class NotFound:
     remark: str
     waits: bool = False
     more: bool = False
+
+    @property
+    def searched(self) -> bool:
+        """Whether victims were looked for at all."""
+        return bool(self.remark) and not self.remark.startswith(NOT_ELIGIBLE)
 
 
 class PostFilter(Protocol):

@@ -12,6 +12,7 @@ from cluster.scheduler.binding.reservation_writer import ReservationRefusal
 from cluster.scheduler.binding.reservations import ReservationPlacement
 from cluster.scheduler.binding.statuses import PodStatus, Shown
 from cluster.scheduler.binding.victims import Victim
+from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.core import SchedulerCore
 from kube.cache import Cache
@@ -31,8 +32,11 @@ profiles:
 class CoreBed:
     """A scheduler that sees the objects that it is shown, and keeps what it would write."""
 
-    def __init__(self, configuration: str = CONFIGURATION) -> None:
+    def __init__(
+        self, configuration: str = CONFIGURATION, *, auditor: AuditorSettings | None = None
+    ) -> None:
         self._configuration = configuration
+        self._auditor = auditor
         self.now = 1_800_000_000.0
         self.placements: list[Placement] = []
         self.victims: list[Victim] = []
@@ -53,6 +57,7 @@ class CoreBed:
             self,
             seed=1,
             clock=lambda: self.now,
+            auditor=self._auditor,
         )
 
     # --- Writers -------------------------------------------------------------------------------
@@ -117,9 +122,11 @@ class CoreBed:
 class Bed(CoreBed):
     """The pods are those of the API server; the scheduler sees a change when it is shown."""
 
-    def __init__(self, configuration: str = CONFIGURATION) -> None:
+    def __init__(
+        self, configuration: str = CONFIGURATION, *, auditor: AuditorSettings | None = None
+    ) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
-        super().__init__(configuration)
+        super().__init__(configuration, auditor=auditor)
 
     def budget(self, name: str, app: str, allowed: int) -> None:
         cache = next(c for c in self.core.caches if c.resource.kind == "PodDisruptionBudget")

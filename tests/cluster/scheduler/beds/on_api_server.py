@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import SchedulerProcess
 from kube.client import Client, encode_object
@@ -39,6 +40,7 @@ async def scheduler(
     *,
     network_status: bool = False,
     gates: Mapping[str, bool] = _NO_GATES,
+    auditor: AuditorSettings | None = None,
 ) -> AsyncIterator[SchedulerProcess]:
     """Run a scheduler until the block ends. configuration: the text of its file."""
     read = read_configuration(configuration, obj="test")
@@ -49,6 +51,7 @@ async def scheduler(
             msgspec.structs.replace(read, gates=dict(gates)),
             seed=1,
             network_status=network_status,
+            auditor=auditor,
         )
         task = asyncio.create_task(process.run(stop))
         try:

@@ -10,6 +10,7 @@ import yaml
 
 from apis.errors import InputError, InputErrors
 from cluster.flags import FlagError
+from cluster.scheduler.configuration.auditing import AuditorSettings, MetricLabel
 from cluster.scheduler.configuration.configuration import SchedulerConfiguration
 from cluster.scheduler.configuration.flags import FLAGS, help_text, parse
 from cluster.scheduler.configuration.loading import load
@@ -85,6 +86,12 @@ def test_lists_may_be_repeated() -> None:
         (["--debug-scores=many"], "--debug-scores=many: expected a whole number"),
         (["--kube-api-burst=-1"], "expected a whole number, 0 to 2"),
         (["--kube-api-qps=fast"], "--kube-api-qps=fast: expected a number"),
+        (["--workload-auditor-metric-labels=team=t,team=u"], "have a label team already"),
+        (["--workload-auditor-metric-labels=priority=t"], "have a label priority already"),
+        (["--workload-auditor-metric-labels=le=t"], "have a label le already"),
+        (["--workload-auditor-metric-labels=a-b=t"], "'a-b' is no name of a label"),
+        (["--workload-auditor-metric-labels=__a=t"], "'__a' is no name of a label"),
+        (["--workload-auditor-victim-deleting-retries=-1"], "expected a whole number"),
         (["--sync-hard-timeout=1"], "--sync-hard-timeout=1: not a duration"),
         (["--leader-elect=maybe"], "-leader-elect = 'maybe': not a boolean"),
         (["--controller-plugins=Gang"], "'Gang' is unknown; expected"),
@@ -97,6 +104,33 @@ def test_lists_may_be_repeated() -> None:
 def test_bad_flags_are_named(arguments: list[str], problem: str) -> None:
     with pytest.raises(FlagError, match=problem):
         parse(arguments)
+
+
+def test_flags_of_the_workload_auditor() -> None:
+    assert parse([]).auditor is None
+    assert parse(["--enable-workload-auditor"]).auditor == AuditorSettings()
+    labels = " quota_name = quota.scheduling.koordinator.sh/name,gpu=, =x,nothing,,a=b=c"
+    settings = parse(
+        [
+            "--enable-workload-auditor=true",
+            f"--workload-auditor-metric-labels={labels}",
+            "--workload-auditor-victim-reschedule-duration=1m",
+            "--workload-auditor-victim-deletion-duration=500ms",
+            "--workload-auditor-victim-deleting-retries=0",
+            "--workload-auditor-scheduling-event-interval=1h",
+        ]
+    )
+    assert settings.auditor == AuditorSettings(
+        (
+            MetricLabel("quota_name", "quota.scheduling.koordinator.sh/name"),
+            MetricLabel("a", "b=c"),
+        ),
+        victim_reschedule_s=60.0,
+        victim_deletion_s=0.5,
+        victim_deleting_retries=0,
+        event_interval_s=3600.0,
+    )
+    assert settings.without_effect == ()
 
 
 def test_help_names_every_flag() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.sources.disruption_budgets import DISRUPTION_BUDGETS
 from kube.client import Client, encode_object
 from kube.resources import EVENTS, NODES, PODS, PRIORITY_CLASSES
@@ -106,10 +107,13 @@ async def _scenario(server: ApiServer, client: Client) -> None:
     async def nominated() -> bool:
         return bool((await _pod(client, "new"))["status"].get("nominatedNodeName") == "n1")
 
-    async with scheduler(server.connection(), _CONFIGURATION):
+    auditor = AuditorSettings()
+    async with scheduler(server.connection(), _CONFIGURATION, auditor=auditor) as process:
         await _make_pod(client, "new", 4, "preempting-high")
         await eventually(both_end)
         await eventually(nominated)
+        assert process.auditor is not None
+        assert process.auditor.victims == 2
     for name in victims:
         (condition,) = (
             each
@@ -118,7 +122,7 @@ async def _scenario(server: ApiServer, client: Client) -> None:
         )
         assert condition["reason"] == "PreemptionByScheduler"
         assert condition["status"] == "True"
-    async with scheduler(server.connection(), _CONFIGURATION) as process:
+    async with scheduler(server.connection(), _CONFIGURATION, auditor=auditor) as process:
         # The new process knows the nomination and the victims from the API server alone.
         await _make_pod(client, "late", 2, "preempted-low")
 
@@ -140,6 +144,12 @@ async def _scenario(server: ApiServer, client: Client) -> None:
         for number in range(2):
             assert "deletionTimestamp" not in (await _pod(client, f"n0-{number}"))["metadata"]
         await eventually(lambda: len(process.scheduling.nominator) == 0)
+        text = "".join(process.metrics.registry.slices())
+        for event in ("create", "preemptVictimDeleting", "scheduled"):
+            labels = f'priority="",event_type="{event}",outcome="scheduled"'
+            assert f"events_before_outcome_count{{{labels}}} 1\n" in text
+        # The process before this one began the preemption.
+        assert 'event_type="preemptNominated"' not in text
 
 
 def test_a_pod_gets_the_node_whose_budget_allows_it_across_a_restart(server: ApiServer) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from apis.meta import format_time
+from cluster.scheduler.auditing import metrics as auditing
 from cluster.scheduler.binding import events, statuses
 from cluster.scheduler.binding.placement import Bound
+from cluster.scheduler.configuration.auditing import AuditorSettings, MetricLabel
 from cluster.scheduler.cycle import advice, explanations, nomination
 from cluster.scheduler.plugins.quotas import elastic_quota
 from cluster.scheduler.process import SchedulerProcess
@@ -29,6 +31,8 @@ from tests.cluster.scheduler.configuration.files import chart_profile, file, loa
 _OURS = ("cluster.", "kube.", "apis.", "collections", "weakref")
 _OF_A_KIND = 12
 """Objects of each kind in a round."""
+_AUDITOR = AuditorSettings((MetricLabel("app", "app"),))
+"""Each object's pods have another value of this label."""
 Plain = dict[str, Any]
 
 
@@ -45,10 +49,11 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic_quota, "_MOST_KEPT", 4)
     monkeypatch.setattr(statuses, "_MOST_REMEMBERED", 4)
     monkeypatch.setattr(events, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(auditing, "MOST_SETS", 4)
 
 
 def test_nothing_grows_with_names_that_are_gone() -> None:
-    bed = Bed(json.dumps(file(profiles=[chart_profile()])))
+    bed = Bed(json.dumps(file(profiles=[chart_profile()])), auditor=_AUDITOR)
     bed.node("stays", 64)
     caches = {each.resource.kind: each for each in (*bed.core.caches, bed.core.pods)}
     sizes = []
@@ -113,6 +118,7 @@ def test_nothing_that_writes_grows_with_names_that_are_gone() -> None:
             load(file(profiles=[profile])),
             seed=1,
             clock=clock,
+            auditor=_AUDITOR,
         )
         resources = {each.resource.kind: each.resource for each in process.caches}
         resources |= {"Pod": PODS, "ScheduleExplanation": process.asked.resource}
