@@ -302,6 +302,7 @@ class Attempts:
             if isinstance(planned, Diagnosis):
                 return Unplaced(planned)
             node = planned
+        began = time.perf_counter()
         outcome = self._scheduling.schedule(
             key=pod.key,
             uid=pod.uid,
@@ -313,6 +314,8 @@ class Attempts:
             together=self._permit.group(pod.uid) if node else frozenset(),
             avoid=self._locked.pop(pod.uid, ""),
         )
+        if node:
+            self._metrics.planned.labels().observe(time.perf_counter() - began)
         refused_here = isinstance(outcome, Unplaced) and not outcome.diagnosis.refusal
         if node and opinion is None and refused_here:
             # What is no matter of nodes, such as a full quota, would refuse the next plan as well.

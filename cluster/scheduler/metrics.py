@@ -28,8 +28,8 @@ _TRIES_BOUNDS: Final = tuple(2.0**power for power in range(5))
 """kube-scheduler's, 1 to 16."""
 _MOST_TRIES_NAMED: Final = 15
 """Above it, the label `attempts` of kube-scheduler is "15+"."""
-_PATCH_BOUNDS: Final = tuple(0.001 * 2.0**power for power in range(15))
-"""Upstream's."""
+_MILLISECOND_BOUNDS: Final = tuple(0.001 * 2.0**power for power in range(15))
+"""Upstream's, of patches of quotas and of pods of a planned gang: 1 ms to 16 s."""
 
 _VICTIMS_BOUNDS: Final = tuple(2.0**power for power in range(7))
 """kube-scheduler's, 1 to 64."""
@@ -61,6 +61,11 @@ class SchedulerMetrics:
             "scheduler_scheduling_algorithm_duration_seconds",
             "Duration of a decision.",
             bounds=_DECISION_BOUNDS,
+        )
+        self.planned = self.registry.histogram(
+            "scheduler_batch_algorithm_by_pod_duration_seconds",
+            "Duration of checking and booking one pod on the node that the plan of its gang has.",
+            bounds=_MILLISECOND_BOUNDS,
         )
         self.tried = self.registry.histogram(
             "scheduler_scheduling_attempt_duration_seconds",
@@ -101,7 +106,7 @@ class SchedulerMetrics:
         self.quota_statuses = self.registry.histogram(
             "scheduler_update_elastic_quota_status_duration_seconds",
             "Duration of a patch of an ElasticQuota's status.",
-            bounds=_PATCH_BOUNDS,
+            bounds=_MILLISECOND_BOUNDS,
         )
 
     def decided(self, outcome: Placed | Unplaced, profile: str, seconds: float) -> None:

@@ -143,3 +143,16 @@ def test_members_whose_bindings_are_refused_say_why_each_once() -> None:
     bed.placements.clear()
     bed.run(15.0)
     assert all(bed.node_of(name) for name in names)
+
+
+@pytest.mark.parametrize(("gather", "count"), [(_RACK, 3), ("", 0)])
+def test_what_members_of_a_planned_gang_take_is_measured(gather: str, count: int) -> None:
+    bed = _rack(3)
+    for number in range(3):
+        bed.pod(f"g{number}", 4, 10, gang=3, gather=gather)
+    bed.run()
+    assert all(bed.node_of(f"g{number}") for number in range(3))
+    text = "".join(bed.core.metrics.registry.slices())
+    name = "scheduler_batch_algorithm_by_pod_duration_seconds"
+    assert f"# TYPE {name} histogram\n" in text
+    assert (f"\n{name}_count {count}\n" in text) == bool(count)

@@ -96,6 +96,7 @@ def exercise(process: SchedulerProcess) -> None:
         process._step(placement, "Bind", True, 0.003)
         process.attempts.bound(placement, Bound())
     process.metrics.preempts(1)
+    process.metrics.planned.labels().observe(0.001)
     process.metrics.quota_statuses.labels().observe(0.001)
     process.client.counts.answered("POST", 201)
     process.client.counts.verb("POST").duration.observe(0.003)
