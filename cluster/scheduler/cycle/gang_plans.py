@@ -2,8 +2,8 @@
 
 A gang with too little room is refused at once, so that it takes no node from others. A gang that
 is to be gathered in the network gets a node for each of its pods. A plan is worked out from counts
-of slots and then tried on the tables (`plan_trial`); where a domain takes fewer pods than counted,
-its slots are corrected and the gang is planned again.
+of the headroom and then tried on the tables (`plan_trial`); where a domain takes fewer pods than
+counted, its headroom is corrected and the gang is planned again.
 
 Where preemption made room for a gathered gang, its members go where they are nominated, if they fit
 there by now. What is promised to other pods is not planned with; what is promised to members is, as
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.gang_order import place_in_gang
 from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
+from cluster.scheduler.cycle.headroom import Headroom, headroom_of, most_placed
 from cluster.scheduler.cycle.permit import COSCHEDULING, Wanted
 from cluster.scheduler.cycle.plan_trial import PlanTrial, Tried
-from cluster.scheduler.cycle.slots import Room, most_placed, room_of
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.plugins.between_pods.near_pods import same_job
 from cluster.scheduler.plugins.contract import Refusal
@@ -40,7 +40,7 @@ from cluster.scheduler.tables.tables import Tables
 _MOST_PLANS: Final = 1_000
 """Gangs whose plan is kept. Chosen: a plan lives until its pods were tried, a few milliseconds."""
 _MOST_TRIES: Final = 64
-"""Plans of one gang that are tried on the tables. Each corrects the slots of its domain, so that
+"""Plans of one gang that are tried on the tables. Each corrects the headroom of its domain, so that
 another one is tried next. Chosen: as many as nodes that one pod is tried on."""
 
 NO_TOPOLOGY: Final = "no cluster network topology"
@@ -156,8 +156,8 @@ class GangPlans:
         except Refusal:
             # The attempt of that member will say why.
             return None
-        room = self._room(evaluations, sum(len(each.pods) for each in wanted))
-        short = self._short(wanted, room)
+        headroom = self._headroom(evaluations, sum(len(each.pods) for each in wanted))
+        short = self._short(wanted, headroom)
         alone = sum(each.least for each in wanted) <= 1
         if (
             short is not None
@@ -171,23 +171,23 @@ class GangPlans:
             return short
         tree = self._network.tree()
         if tree is None:
-            return self._refuse(NO_TOPOLOGY, room, COSCHEDULING)
+            return self._refuse(NO_TOPOLOGY, headroom, COSCHEDULING)
         pods = sorted((pod for each in wanted for pod in each.pods), key=place_in_gang)
         group = frozenset(each.gang for each in wanted)
         checks = cache(lambda name: self._checks(name).apart_from(group))
         try:
             plan = self._as_nominated(tree, gather, pods, checks)
             if plan is None:
-                slots = self._slots(pods, room, checks)
-                plan = self._gathered(tree, gather, pods, evaluations, slots, checks)
+                counted = self._counted(pods, headroom, checks)
+                plan = self._gathered(tree, gather, pods, evaluations, counted, checks)
         except Refusal:
             return None
         except _NotCarriedOut as error:
             # Whatever applies may be what refused a pod in the trials.
             applying = self._applying(evaluations, checks)
-            return self._refuse(str(error), room, COSCHEDULING, *applying)
+            return self._refuse(str(error), headroom, COSCHEDULING, *applying)
         except NotGathered as error:
-            return self._refuse(str(error), room, COSCHEDULING)
+            return self._refuse(str(error), headroom, COSCHEDULING)
         # Filters that look at other nodes too may pass a node only once other members are placed.
         in_turns = any(
             plugin.cluster_version(shape, self._tables)
@@ -235,25 +235,27 @@ class GangPlans:
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
 
-    def _room(self, evaluations: Mapping[PodShape, Evaluation], pods: int) -> dict[PodShape, Room]:
-        """Return the room for pods of each shape, worked out once for each reduced shape.
+    def _headroom(
+        self, evaluations: Mapping[PodShape, Evaluation], pods: int
+    ) -> dict[PodShape, Headroom]:
+        """Return the headroom for pods of each shape, worked out once for each reduced shape.
 
         pods: how many there are of all shapes.
         """
-        known: dict[PodShape, Room] = {}
-        room = {}
+        known: dict[PodShape, Headroom] = {}
+        headroom = {}
         for shape, evaluation in evaluations.items():
             reduced = self._tables.reduction.of(shape)
             if reduced not in known:
-                known[reduced] = room_of(shape, evaluation, pods)
-            room[shape] = known[reduced]
-        return room
+                known[reduced] = headroom_of(shape, evaluation, pods)
+            headroom[shape] = known[reduced]
+        return headroom
 
     def _alike(self, pods: Iterable[PendingPod[PodShape]]) -> dict[PodShape, int]:
         """Return one shape for each reduced shape, and how many of the pods have the latter.
 
-        Nodes mean the same for these pods, so that they share one room. Counted by their shapes,
-        which labels of single pods tell apart, each would have the same slots for itself.
+        Nodes mean the same for these pods, so that they share one headroom. Counted by their
+        shapes, which labels of single pods tell apart, each would have it for itself.
         """
         found: dict[PodShape, tuple[PodShape, int]] = {}
         for pod in pods:
@@ -263,21 +265,21 @@ class GangPlans:
         return dict(found.values())
 
     def _short(
-        self, wanted: Sequence[Wanted[PodShape]], room: dict[PodShape, Room]
+        self, wanted: Sequence[Wanted[PodShape]], headroom: dict[PodShape, Headroom]
     ) -> Diagnosis | None:
         for each in wanted:
             members = self._alike(each.pods)
-            most = most_placed(members, room)
+            most = most_placed(members, headroom)
             if most < each.least:
                 return self._refuse(
                     f"gang {each.gang} needs room for {each.least} pods together,"
                     f" and there is room for {most} at most",
-                    {shape: room[shape] for shape in members},
+                    {shape: headroom[shape] for shape in members},
                 )
         return None
 
-    def _refuse(self, message: str, room: dict[PodShape, Room], *plugins: str) -> Diagnosis:
-        limiting = frozenset(plugins).union(*(each.plugins for each in room.values()))
+    def _refuse(self, message: str, headroom: dict[PodShape, Headroom], *plugins: str) -> Diagnosis:
+        limiting = frozenset(plugins).union(*(each.plugins for each in headroom.values()))
         return Diagnosis(nodes=self._tables.nodes.count, plugins=limiting, refusal=message)
 
     # --- gathering -------------------------------------------------------------------------------
@@ -314,17 +316,17 @@ class GangPlans:
                     trial.place(booking)
         return nodes
 
-    def _slots(
+    def _counted(
         self,
         pods: Sequence[PendingPod[PodShape]],
-        room: dict[PodShape, Room],
+        headroom: dict[PodShape, Headroom],
         checks: Callable[[str], RowChecks],
     ) -> NDArray[np.int64]:
         """Return how many of the pods each row takes at most, beside those that are promised it.
 
         Raises Refusal.
         """
-        slots = np.zeros(len(self._tables.nodes), dtype=np.int64)
+        counted = np.zeros(len(self._tables.nodes), dtype=np.int64)
         kinds: dict[tuple[str, int], list[PendingPod[PodShape]]] = {}
         for pod in pods:
             kinds.setdefault((pod.shape.scheduler_name, pod.priority), []).append(pod)
@@ -336,12 +338,12 @@ class GangPlans:
                     of_profile.place_nominated(trial, others, row)
                 # Worked out here: the terms of the others may tell members apart.
                 for shape, count in self._alike(members).items():
-                    found = room[shape].slots
+                    found = headroom[shape].by_row
                     if promised:
-                        beside = room_of(shape, self._evaluate(shape), len(pods))
-                        found = np.minimum(found, beside.slots)
-                    slots += np.minimum(found, count)
-        return slots
+                        beside = headroom_of(shape, self._evaluate(shape), len(pods))
+                        found = np.minimum(found, beside.by_row)
+                    counted += np.minimum(found, count)
+        return counted
 
     def _gathered(
         self,
@@ -349,12 +351,12 @@ class GangPlans:
         gather: Gather,
         pods: Sequence[PendingPod[PodShape]],
         evaluations: dict[PodShape, Evaluation],
-        slots: NDArray[np.int64],
+        counted: NDArray[np.int64],
         checks: Callable[[str], RowChecks],
     ) -> dict[str, str]:
-        """Return a node for each pod, by UID. slots: by row.
+        """Return a node for each pod, by UID. counted: as `_counted`.
 
-        Raises NotGathered where the slots do not suffice, and _NotCarriedOut.
+        Raises NotGathered where the headroom does not suffice, and _NotCarriedOut.
         """
         length = len(self._tables.nodes)
         first = pods[0].shape
@@ -366,7 +368,7 @@ class GangPlans:
             existing = counter.column(length).copy()
         trial = PlanTrial(self._tables, checks, self._examine)
         for number in range(_MOST_TRIES):
-            offers = Offers(slots, existing, scores)
+            offers = Offers(counted, existing, scores)
             gathering = Gathering(tree, self._tables.nodes, gather, offers, len(pods))
             try:
                 choice = gathering.choice()
@@ -379,10 +381,10 @@ class GangPlans:
                 nodes = self._in_order(tree, gather, pods, tried, trial)
                 if nodes is not None:
                     return nodes
-            before, slots = slots, slots.copy()
+            before, counted = counted, counted.copy()
             for row in tried.full:
-                slots[row] = min(slots[row], tried.taken[row])
-            if (slots == before).all():
+                counted[row] = min(counted[row], tried.taken[row])
+            if (counted == before).all():
                 break
         raise _NotCarriedOut(f"none of {number + 1} plans for the gang could be carried out")
 

@@ -3,8 +3,8 @@
 The domain has to take all members. Domains of the deepest layer that the gang names come first,
 then those of wider ones, up to the lowest layer where it must be gathered. Of the domains of a
 layer, the one whose victims cost the least is taken, compared as DefaultPreemption compares nodes,
-over all victims; then the one with more pods of the same job, with fewer slots, with higher scores,
-and by name, as where no evictions are needed.
+over all victims; then the one with more pods of the same job, with less headroom, with higher
+scores, and by name, as where no evictions are needed.
 
 What a domain costs is estimated first, by the amounts that pods request and as if each member had
 to have room made where one member costs the least. Members are seated in the domains in that order.
@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from cluster.scheduler.cycle.gang_order import place_in_gang
 from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
+from cluster.scheduler.cycle.headroom import headroom_of
 from cluster.scheduler.cycle.seating import Kind, Pod, Search, Seat, Seating, Within
-from cluster.scheduler.cycle.slots import room_of
 from cluster.scheduler.cycle.trial import Trial
-from cluster.scheduler.cycle.victim_columns import by_amounts, slots_without_victims
+from cluster.scheduler.cycle.victim_columns import by_amounts, headroom_without_victims
 from cluster.scheduler.cycle.victims import NO_VICTIM
 from cluster.scheduler.plugins.between_pods.near_pods import same_job
 from cluster.scheduler.plugins.contract import Refusal
@@ -134,18 +134,18 @@ class GatheredSeats:
             except Refusal:
                 continue
             requested, promised = search.requested(pod), search.promised(pod)
-            slots = room_of(pod.shape, evaluation, len(self._pods)).slots
+            as_it_is = headroom_of(pod.shape, evaluation, len(self._pods)).by_row
             key = (pod.shape.scheduler_name, pod.priority, requested)
             if key not in without:
-                without[key] = slots_without_victims(
+                without[key] = headroom_without_victims(
                     tables, pod, alive, requested, search.may_be_victim, promised
                 )
             rows = search.freeable(pod, evaluation)
-            at_most = slots.copy()
-            at_most[rows] = np.maximum(slots[rows], without[key][rows])
+            at_most = as_it_is.copy()
+            at_most[rows] = np.maximum(as_it_is[rows], without[key][rows])
             most += np.minimum(at_most, members)
-            slots[list(promised)] = 0
-            free += np.minimum(slots, members)
+            as_it_is[list(promised)] = 0
+            free += np.minimum(as_it_is, members)
         pod = first[alike.most_common(1)[0][0]]
         costs = by_amounts(
             tables,

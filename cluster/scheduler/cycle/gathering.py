@@ -1,10 +1,10 @@
 """Which nodes a gang gets so that its pods are close to each other in the network.
 
-The deepest layer is found at which one domain has slots for all pods, below one domain of each
+The deepest layer is found at which one domain has headroom for all pods, below one domain of each
 layer where the gang must be gathered. Its domains are candidates: those with more pods of the same
-job first, then those with fewer slots, which leaves wide domains to other gangs, then those with
-higher scores. Within a candidate, the domains with the most slots are filled first, so the pods are
-spread over few. Source: Koordinator; docs/scheduler.md, "Network topology".
+job first, then those with less headroom, which leaves wide domains to other gangs, then those with
+higher scores. Within a candidate, the domains with the most headroom are filled first, so the pods
+are spread over few. Source: Koordinator; docs/scheduler.md, "Network topology".
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MOST_NAMED: Final = 5
 class Offers:
     """What each node offers, by row.
 
-    slots: pods of the gang that it could take. existing: pods of the same job on it. scores: of the
-    gang's first pod.
+    headroom: pods of the gang that it could take. existing: pods of the same job on it. scores: of
+    the gang's first pod.
     """
 
-    slots: Column
+    headroom: Column
     existing: Column
     scores: Column
 
@@ -76,20 +76,20 @@ class Gathering:
             if layer not in layers:
                 raise NotGathered(f"the cluster network topology has no layer {layer}")
         self._lowest_must = max((layers.index(layer) for layer in gather.must), default=0)
-        self._row_slots = self._rounded(offers.slots, NODE)
-        self._slots = self._slots_of_domains()
+        self._of_rows = self._rounded(offers.headroom, NODE)
+        self._of_domains = self._headroom_of_domains()
         self._existing = tree.sums(offers.existing)
-        self._scores = tree.sums(np.where(self._row_slots > 0, offers.scores, 0))
+        self._scores = tree.sums(np.where(self._of_rows > 0, offers.scores, 0))
 
-    def _rounded(self, slots: Column, layer: str) -> Column:
-        return slots - slots % self._multiples.get(layer, 1)
+    def _rounded(self, headroom: Column, layer: str) -> Column:
+        return headroom - headroom % self._multiples.get(layer, 1)
 
-    def _slots_of_domains(self) -> Column:
-        """Return the slots of each domain: the sum of those below, down to the multiple."""
+    def _headroom_of_domains(self) -> Column:
+        """Return the headroom of each domain: the sum of those below, down to the multiple."""
         tree = self._tree
         sums = np.zeros(len(tree.domains), dtype=np.int64)
         inside = tree.domain_of >= 0
-        np.add.at(sums, tree.domain_of[inside], self._row_slots[inside])
+        np.add.at(sums, tree.domain_of[inside], self._of_rows[inside])
         for number in range(len(tree.domains) - 1, -1, -1):
             domain = tree.domains[number]
             sums[number] -= sums[number] % self._multiples.get(tree.layers[domain.depth], 1)
@@ -99,8 +99,10 @@ class Gathering:
 
     # --- one domain or node ----------------------------------------------------------------------
 
-    def _slots_at(self, place: _Place) -> int:
-        return int(self._slots[place.domain] if place.row is None else self._row_slots[place.row])
+    def _headroom_at(self, place: _Place) -> int:
+        return int(
+            self._of_domains[place.domain] if place.row is None else self._of_rows[place.row]
+        )
 
     def _children(self, place: _Place) -> list[_Place]:
         if place.row is not None:
@@ -119,16 +121,16 @@ class Gathering:
         """Return what sorts places, the best first; see the module's text."""
         above = tuple(self._tree.above(place.domain))
         existing = tuple(-int(self._existing[number]) for number in above)
-        slots = tuple(int(self._slots[number]) for number in above)
+        headroom = tuple(int(self._of_domains[number]) for number in above)
         score = int(self._scores[place.domain])
         if place.row is not None:
             existing = (-int(self._offers.existing[place.row]), *existing)
-            slots = (int(self._row_slots[place.row]), *slots)
+            headroom = (int(self._of_rows[place.row]), *headroom)
             score = int(self._offers.scores[place.row])
         if widest:
-            slots = tuple(-number for number in slots)
+            headroom = tuple(-number for number in headroom)
         names = tuple(self._tree.domains[number].name for number in above)
-        return existing, slots, -score, (self._name(place), *names)
+        return existing, headroom, -score, (self._name(place), *names)
 
     # --- the choice ------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Gathering:
         raise NotGathered(self._why_none())
 
     def rows_of(self, choice: Choice) -> list[int]:
-        """Return all nodes with slots in the domain of a choice, in the order of filling."""
+        """Return all nodes with headroom in the domain of a choice, in the order of filling."""
         return list(self._rows_below(choice.place))
 
     def _rows_below(self, place: _Place) -> Iterator[int]:
@@ -156,9 +158,9 @@ class Gathering:
             yield from self._rows_below(child)
 
     def _widest_first(self, place: _Place) -> list[_Place]:
-        """Return the places right below with slots, those with the most first."""
-        with_slots = [child for child in self._children(place) if self._slots_at(child) > 0]
-        return sorted(with_slots, key=lambda child: self._order(child, widest=True))
+        """Return the places right below with headroom, those with the most first."""
+        with_headroom = [child for child in self._children(place) if self._headroom_at(child) > 0]
+        return sorted(with_headroom, key=lambda child: self._order(child, widest=True))
 
     def _starts(self) -> list[_Place]:
         """Return the domains of the lowest layer at which the gang must be gathered."""
@@ -171,14 +173,14 @@ class Gathering:
         return starts
 
     def _candidates(self) -> list[_Place]:
-        """Return the places of the deepest layer that have slots for all pods, the best first."""
-        level = [place for place in self._starts() if self._slots_at(place) >= self._pods]
+        """Return the places of the deepest layer with headroom for all pods, the best first."""
+        level = [place for place in self._starts() if self._headroom_at(place) >= self._pods]
         while True:
             below = [
                 child
                 for place in level
                 for child in self._children(place)
-                if self._slots_at(child) >= self._pods
+                if self._headroom_at(child) >= self._pods
             ]
             if not below:
                 return sorted(level, key=lambda place: self._order(place, widest=False))
@@ -187,13 +189,13 @@ class Gathering:
     def _fill(self, place: _Place, pods: int, filled: list[tuple[int, int]]) -> int:
         """Place up to `pods` pods below a place; return how many, down to its layer's multiple."""
         if place.row is not None:
-            taken = min(pods, self._slots_at(place))
+            taken = min(pods, self._headroom_at(place))
             taken -= taken % self._multiples.get(NODE, 1)
             if taken:
                 filled.append((place.row, taken))
             return taken
         layer = self._tree.layers[self._tree.domains[place.domain].depth]
-        most = min(pods, self._slots_at(place))
+        most = min(pods, self._headroom_at(place))
         most -= most % self._multiples.get(layer, 1)
         taken = 0
         begun = len(filled)
@@ -210,10 +212,13 @@ class Gathering:
         depth = self._lowest_must
         layer = (*self._tree.layers, NODE)[depth]
         found = sorted(
-            ((self._slots_at(place), self._name(place) or "all nodes") for place in self._starts()),
+            (
+                (self._headroom_at(place), self._name(place) or "all nodes")
+                for place in self._starts()
+            ),
             key=lambda each: (-each[0], each[1]),
         )
-        named = ", ".join(f"{name} {slots}" for slots, name in found[:_MOST_NAMED])
+        named = ", ".join(f"{name} {headroom}" for headroom, name in found[:_MOST_NAMED])
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         return (
             "no candidate topology nodes can accommodate job,"

@@ -1,10 +1,10 @@
 """Whether the plan of a gathered gang can be carried out, and if not, where else its members fit.
 
-A plan counts slots for each node by itself. What one member takes from others on further nodes
-(anti-affinity and spread constraints by a label that several nodes share), exact CPUs, devices and
-volumes show when its members are placed on the tables, one after another. Members that find no node
-then are tried on the other nodes of the same domain. Members that have a node stay on it, so a gang
-of members of several kinds may fail although another division of the nodes would do.
+A plan counts the headroom of each node by itself. What one member takes from others on further
+nodes (anti-affinity and spread constraints by a label that several nodes share), exact CPUs,
+devices and volumes show when its members are placed on the tables, one after another. Members that
+find no node then are tried on the other nodes of the same domain. Members that have a node stay on
+it, so a gang of members of several kinds may fail although another division of the nodes would do.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def by_amounts(
     )
 
 
-def slots_without_victims(
+def headroom_without_victims(
     tables: Tables,
     pod: PendingPod[PodShape],
     rows: NDArray[np.intp],
@@ -142,19 +142,19 @@ def slots_without_victims(
 
     By amounts alone, as in `by_amounts`. 0 on other rows, and where no pod may be a victim.
     """
-    slots = np.zeros(len(tables.nodes), dtype=np.int64)
+    headroom = np.zeros(len(tables.nodes), dtype=np.int64)
     tables.occupants.follow()
     rows, numbers, evictable = _evictable(tables, pod, rows, may_be_victim)
     if requested is not None and any(
         tables.nodes.resources.find(name) is None for name, _ in requested
     ):
-        return slots
+        return headroom
     room = _room(tables, rows, requested, promised)
     room += (_taken(tables, numbers, requested or ()) * evictable).sum(axis=1)
     # `room` is what is left beside one pod.
     each = np.array([*(amount for _, amount in requested or ()), 1], dtype=np.int64)
-    slots[rows] = np.maximum((room // each[:, np.newaxis]).min(axis=0) + 1, 0)
-    return slots
+    headroom[rows] = np.maximum((room // each[:, np.newaxis]).min(axis=0) + 1, 0)
+    return headroom
 
 
 class MayLeave:

@@ -30,7 +30,7 @@ Scores = NDArray[np.int64]
 
 MAX_SCORE: Final = 100
 NO_LIMIT: Final = 2**31
-"""Slots of a row that a filter does not limit: more than there are pods."""
+"""The headroom of a row that a filter does not limit: more than there are pods."""
 MOST_REASONS: Final = 62
 """Bits of a mask that a plugin may use."""
 
@@ -85,7 +85,7 @@ class Filter(Protocol):
 class Counting(Protocol):
     """A filter that can say how many pods of a shape fit on each node together."""
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+    def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return how many more pods of this shape each of `rows` would pass, one after another.
 
         pods: how many pods of any shape are placed at most, also on other rows. Never less than

@@ -61,11 +61,11 @@ class NetworkTopologyScore:
             return np.zeros(len(feasible), dtype=np.int64)
         length = len(tables.nodes)
         on_nodes = counter.column(length)
-        slots = np.zeros(length, dtype=np.int64)
-        slots[feasible] = 1
+        passes = np.zeros(length, dtype=np.int64)
+        passes[feasible] = 1
         keys = [on_nodes[feasible] * -1]
         by_layer = _by_layer(tree, feasible)
-        existing, open_nodes = tree.sums(on_nodes), tree.sums(slots)
+        existing, open_nodes = tree.sums(on_nodes), tree.sums(passes)
         keys += [-existing[domains] for domains in by_layer]
         keys += [open_nodes[domains] for domains in by_layer]
         names = np.array([tables.nodes.name(int(row)) for row in feasible])

@@ -165,7 +165,7 @@ class InterPodAffinity:
         self._keep_apart(mask, around, tables)
         return mask[rows]
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+    def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return 0 where anti-affinity holds pods back, which more pods never end, and at most 1
         where a pod that is placed keeps others of its shape away.
 
@@ -174,12 +174,12 @@ class InterPodAffinity:
         length = len(tables.nodes)
         apart = np.zeros(length, dtype=np.int64)
         self._keep_apart(apart, self._around(pod, tables), tables)
-        slots = np.where(apart == 0, NO_LIMIT, 0)
+        headroom = np.where(apart == 0, NO_LIMIT, 0)
         for term in terms_of(pod, tables).anti_affinity:
             if term.pods.match(pod):
                 ids = tables.nodes.labels.column(term.topology_key).ids[:length]
-                slots[ids != ABSENT] = np.minimum(slots[ids != ABSENT], 1)
-        return slots[rows]
+                headroom[ids != ABSENT] = np.minimum(headroom[ids != ABSENT], 1)
+        return headroom[rows]
 
     def may_open(
         self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving

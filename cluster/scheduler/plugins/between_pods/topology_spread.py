@@ -113,18 +113,18 @@ class PodTopologySpread(AppliesByShape):
             mask[(mask == 0) & (ids == ABSENT)] = 2
         return mask[rows]
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+    def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return what each domain may have more if all other domains are filled first."""
-        slots = np.full(len(tables.nodes), NO_LIMIT, dtype=np.int64)
+        headroom = np.full(len(tables.nodes), NO_LIMIT, dtype=np.int64)
         for domains in self._domains(pod, tables):
             ids = domains.ids
-            slots[ids == ABSENT] = 0
+            headroom[ids == ABSENT] = 0
             before_last = (domains.rise(pods) - domains.over())[ids]
-            slots[before_last < 0] = 0
+            headroom[before_last < 0] = 0
             if domains.counter.weigh(pod):
                 limited = np.maximum(before_last + 1, 0)
-                slots = np.where(domains.eligible, np.minimum(slots, limited), slots)
-        return slots[rows]
+                headroom = np.where(domains.eligible, np.minimum(headroom, limited), headroom)
+        return headroom[rows]
 
     def may_open(
         self, pod: PodShape, tables: Tables, rows: NDArray[np.intp], leaving: Leaving

@@ -40,7 +40,7 @@ class NodePorts(AppliesByShape):
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _IN_USE
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+    def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return 1: a second pod on the node would ask for the same ports."""
         return np.ones(len(tables.nodes), dtype=np.int64)[rows]
 

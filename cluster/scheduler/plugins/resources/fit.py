@@ -81,17 +81,17 @@ class NodeResourcesFit(AppliesByShape):
                 mask |= 2 << (2 * number)
         return mask
 
-    def slots(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
+    def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return min((allocatable - requested) // request) over the resources, and pods left."""
         nodes = tables.nodes
         given = self._given(pod, tables, rows)
-        slots = _pods_left(tables, rows, given)
+        headroom = _pods_left(tables, rows, given)
         for name, request in self.looked_at(pod):
             column = nodes.resources.find(name)
             if column is None:
-                return np.zeros_like(slots)
-            slots = np.minimum(slots, _left(tables, rows, column, given) // request)
-        return np.maximum(slots, 0)
+                return np.zeros_like(headroom)
+            headroom = np.minimum(headroom, _left(tables, rows, column, given) // request)
+        return np.maximum(headroom, 0)
 
     def _given(self, pod: PodShape, tables: Tables, rows: Rows) -> Given | None:
         return self.restored.given(pod, tables, rows) if self.restored is not None else None

@@ -97,7 +97,7 @@ _FULL = (1, 1, 1, 1)
             },
             2, 4, _RACK, {"b0": 1, "b1": 1},
         ),
-        # Equal costs: the rack with fewer slots, which leaves the wide one to larger gangs.
+        # Equal costs: the rack with less headroom, which leaves the wide one to larger gangs.
         (
             {
                 "a0": ("s1", _FULL), "a1": ("s1", _FULL), "a2": ("s1", _FULL),
@@ -356,8 +356,8 @@ def test_a_domain_is_freed_if_there_is_one_and_no_pod_is_evicted_in_vain(
         rooms: Counter[str] = Counter()
         for name, (_, pods) in by_name.items():
             kept = [each for each in pods if not evictable or each >= priority]
-            slots = (_CPUS - len(kept)) // cpu
-            rooms[domain(name)] += slots - slots % each_node
+            headroom = (_CPUS - len(kept)) // cpu
+            rooms[domain(name)] += headroom - headroom % each_node
         return max(rooms.values()) >= members and members % each_node == 0
 
     victims = bed.evicted()

@@ -82,7 +82,7 @@ async def _a_gang_is_gathered_in_one_rack(server: ApiServer, client: Client) -> 
         racks = Counter(
             node[0] for name, node in (await nodes_of(client)).items() if name.startswith("g")
         )
-        # Rack A has four slots left, rack B six.
+        # Rack A has headroom for four, rack B for six.
         assert racks == {"b": 5}
         assert process.network_status is not None
         # Without waiting for the ten seconds after which it is written.

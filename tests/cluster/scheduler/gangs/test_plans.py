@@ -125,7 +125,7 @@ class _Bed:
 def test_pods_are_planned_into_one_rack_in_the_order_of_their_names() -> None:
     bed = _Bed()
     pods = [bed.pod(f"worker-{number}") for number in (10, 9, 2)]
-    # B has three slots and A four: the narrower one is taken.
+    # B has headroom for three and A for four: the narrower one is taken.
     assert bed.nodes_of(pods) == {"worker-2": "b0", "worker-9": "b1", "worker-10": "b2"}
     assert not bed.tables.bookings
 
@@ -226,7 +226,7 @@ def _by_zone(kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["anti-affinity", "spread"])
 def test_pods_are_kept_apart_by_a_label_of_many_nodes(kind: str) -> None:
     bed = _Bed(nodes=False)
-    # By its slots the first zone has room for all members; there are more nodes in it than plans.
+    # By its headroom the first zone takes all members; there are more nodes in it than plans.
     for zone in range(8):
         for number in range(100):
             labels = {"rack": "C", "zone": f"z{zone}"}
@@ -296,7 +296,7 @@ def test_members_with_labels_of_their_own_are_looked_at_as_often_as_others(
 
 def test_a_domain_with_too_few_zones_leaves_the_gang_to_another_one() -> None:
     bed = _Bed(nodes=False)
-    # Rack C has more slots for each of its two zones than there are plans, rack D has three zones.
+    # Rack C counts more pods in each of its two zones than there are plans, rack D has three zones.
     for rack, zone, count in (("C", "x", 100), ("C", "y", 100), ("D", "x", 70), ("D", "y", 70),
                               ("D", "z", 70)):  # fmt: skip
         for number in range(count):
