@@ -16,6 +16,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.evaluation import Evaluation
 from cluster.scheduler.cycle.gang_plans import GangPlans, PlanOutdated
 from cluster.scheduler.cycle.permit import Wanted
+from cluster.scheduler.cycle.plan_trial import PlanTrial
 from cluster.scheduler.cycle.scheduling import Scheduling
 from cluster.scheduler.cycle.trial import RowChecks, Trial
 from cluster.scheduler.plugins.between_pods.near_pods import NetworkTopologyScore
@@ -44,6 +45,9 @@ _ALONE = {
         ]
     }
 }
+
+
+_ON_Y = {"nodeSelector": {"zone": "y"}}
 
 
 class _Bed:
@@ -359,6 +363,62 @@ def test_a_gang_is_gathered_wherever_one_rack_takes_it(kind: str, seed: int) -> 
     pods = [bed.pod(f"w{number}", **_by_zone(kind)) for number in range(random.randint(1, 4))]
     found = bed.plans.node_for(pods[0], [Wanted("default/g", len(pods), tuple(pods), _RACK)])
     assert isinstance(found, str) == any(_fits(bed, pods, rows) for rows in racks.values())
+    assert not bed.tables.bookings
+
+
+def test_a_member_that_few_nodes_take_gets_one_before_the_others() -> None:
+    bed = _Bed(nodes=False)
+    for name, zone in (("c0", "x"), ("c1", "y")):
+        labels = {"rack": "C", "zone": zone}
+        bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": "4"}))
+    # In the order of their names, the first two take the node that the third one needs.
+    pods = [bed.pod("w0", 2), bed.pod("w1", 2), bed.pod("w2", nodeSelector={"zone": "x"})]
+    assert bed.nodes_of(pods) == {"w0": "c1", "w1": "c1", "w2": "c0"}
+    assert not bed.tables.bookings
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_members_of_several_kinds_are_gathered_wherever_one_rack_takes_them(seed: int) -> None:
+    random = Random(seed)
+    bed = _Bed(nodes=False)
+    racks: dict[str, list[int]] = {}
+    for number in range(random.randint(2, 6)):
+        rack, name = random.choice("CD"), f"c{number}"
+        labels = {"rack": rack, "zone": random.choice("xy")}
+        cpu = str(random.randint(2, 7))
+        bed.tables.upsert_node(make_node(name, labels=labels, allocatable={"cpu": cpu}))
+        row = bed.tables.nodes.row(name)
+        assert row is not None
+        racks.setdefault(rack, []).append(row)
+    pods = []
+    for number in range(random.randint(2, 6)):
+        spec: dict[str, Any] = random.choice(({}, {}, {"nodeSelector": {"zone": "x"}}, _ON_Y))
+        pods.append(bed.pod(f"w{number}", random.choice((1, 2, 3)), **spec))
+    found = bed.plans.node_for(pods[0], [Wanted("default/g", len(pods), tuple(pods), _RACK)])
+    assert isinstance(found, str) == any(_fits(bed, pods, rows) for rows in racks.values())
+    assert not bed.tables.bookings
+
+
+def test_the_search_for_another_division_ends_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = _Bed(nodes=False)
+    for number in range(40):
+        labels = {"rack": "C", "zone": "xy"[number % 2]}
+        bed.tables.upsert_node(make_node(f"c{number}", labels=labels, allocatable={"cpu": "5"}))
+    # The sum of what nodes take suffices, but two CPUs of each node are of no use.
+    pods = [bed.pod(f"w{number}", 3 - number % 2) for number in range(79)]
+    pods += [bed.pod(f"v{number}", 3, nodeSelector={"zone": "x"}) for number in range(4)]
+    looks, examine = 0, PlanTrial._open
+
+    def counting(trial: PlanTrial, shape: PodShape, domain: Any) -> list[int]:
+        nonlocal looks
+        looks += 1
+        return examine(trial, shape, domain)
+
+    monkeypatch.setattr(PlanTrial, "_open", counting)
+    assert "Coscheduling" in bed.refusal(pods).plugins
+    assert looks <= 1_000
     assert not bed.tables.bookings
 
 
