@@ -64,6 +64,17 @@ class _Plan:
     in_turns: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """The refusal of a group without room. shapes: one of each kind of its pods. as_of: see
+    `GangPlans._as_of`."""
+
+    wanted: Sequence[Wanted[PodShape]]
+    shapes: tuple[PodShape, ...]
+    as_of: tuple[object, ...]
+    refusal: Diagnosis
+
+
 class GangPlans:
     """Looks at a gang as a whole when its first member is to be tried."""
 
@@ -95,6 +106,8 @@ class GangPlans:
         self._may_preempt = may_preempt
         self._plans: OrderedDict[str, _Plan] = OrderedDict()
         """By gang. Gangs of one group are planned together."""
+        self._last_short: _Short | None = None
+        """Members of a gang that is not strict are refused each by itself, one after another."""
 
     def node_for(
         self, pod: PendingPod[PodShape], wanted: Sequence[Wanted[PodShape]]
@@ -105,7 +118,7 @@ class GangPlans:
         PlanOutdated where other members have nodes by a plan without this one.
         """
         if wanted and not self._still_planned(pod, wanted):
-            refused = self._begin(wanted)
+            refused = self._still_short(wanted) or self._begin(wanted)
             if refused is not None:
                 return refused
         plan = self._plans.get(pod.gang)
@@ -144,9 +157,52 @@ class GangPlans:
         plan = self._plans.get(pod.gang)
         return at_once and plan is not None and pod.uid in plan.nodes
 
+    def _still_short(self, wanted: Sequence[Wanted[PodShape]]) -> Diagnosis | None:
+        """Return the refusal of a group of which nothing changed since, nor of what it needs.
+
+        Admissions are not asked again: they could only refuse its pods as well.
+        """
+        kept = self._last_short
+        if kept is None or len(kept.wanted) != len(wanted):
+            return None
+        if any(one is not other for one, other in zip(kept.wanted, wanted, strict=True)):
+            return None
+        return kept.refusal if self._as_of(kept.shapes) == kept.as_of else None
+
+    def _keep_short(
+        self,
+        given: Sequence[Wanted[PodShape]],
+        shapes: Iterable[PodShape],
+        refusal: Diagnosis,
+    ) -> None:
+        kinds = {self._tables.reduction.of(shape): shape for shape in shapes}
+        of_kinds = tuple(kinds.values())
+        as_of = self._as_of(of_kinds)
+        self._last_short = None if as_of is None else _Short(given, of_kinds, as_of, refusal)
+
+    def _as_of(self, shapes: Iterable[PodShape]) -> tuple[object, ...] | None:
+        """Return what is equal as long as the headroom for pods of these shapes is, and which of
+        them mean the same to nodes; None where a plugin refuses them."""
+        tables = self._tables
+        found: list[object] = [
+            tables.nodes.version,
+            tables.reduction.version,
+            tables.reservations.match_version,
+        ]
+        for shape in shapes:
+            evaluation = self._examine(shape, shape.scheduler_name)
+            if evaluation is None:
+                return None
+            found += (
+                (plugin.name, plugin.cluster_version(shape, tables))
+                for plugin, _ in evaluation.masks
+            )
+        return tuple(found)
+
     def _begin(self, wanted: Sequence[Wanted[PodShape]]) -> Diagnosis | None:
         for each in wanted:
             self._plans.pop(each.gang, None)
+        given = wanted
         seen = self._tables.reservations.pod_for
         wanted = [replace(each, pods=tuple(map(seen, each.pods))) for each in wanted]
         try:
@@ -166,9 +222,12 @@ class GangPlans:
         ):
             # What it lacks, it may free. A pod that needs others does not preempt alone.
             return None
-        gather = gathered_as(wanted)
-        if short is not None or self._network is None or gather is None:
+        if short is not None:
+            self._keep_short(given, evaluations, short)
             return short
+        gather = gathered_as(wanted)
+        if self._network is None or gather is None:
+            return None
         tree = self._network.tree()
         if tree is None:
             return self._refuse(NO_TOPOLOGY, headroom, COSCHEDULING)

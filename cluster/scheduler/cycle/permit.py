@@ -110,6 +110,10 @@ class Permit(Generic[S]):
         self._waits: dict[str, _Wait] = {}
         self._keys: dict[str, str] = {}
         """UID -> namespace/name of members that are not bound, for messages."""
+        self._edits = 0
+        """Grows when a pod of the queue is not what it was."""
+        self._last_wanted: tuple[object, tuple[Wanted[S], ...]] = None, ()
+        """As of what, and what `wanted` returned then: members are tried in a row."""
 
     # --- pods and PodGroups come, change and go ------------------------------------------------
 
@@ -122,6 +126,7 @@ class Permit(Generic[S]):
         keeps it, unless it changed its gang.
         """
         before = self._gangs.of(pod.uid)
+        self._edits += self._queue.pod(pod.uid) != pod
         decisions: Decisions = ()
         step = Step.PENDING
         if before is not None and before.id == pod.gang:
@@ -214,7 +219,9 @@ class Permit(Generic[S]):
         """Return what a member's group needs room for, when it is the first that is tried.
 
         Nothing while members wait on nodes, for pods without a gang, and for groups whose members
-        need not wait for each other any more, unless they are to be gathered.
+        need not wait for each other any more, unless they are to be gathered. The same objects are
+        returned again for a group of which nothing changed since the last call, where it needs room
+        for more than one pod.
         """
         gang = self._gangs.of(uid)
         if gang is None or gang.definition is None:
@@ -224,7 +231,15 @@ class Permit(Generic[S]):
         peers = tuple(self._gangs.peers(gang))
         if any(other.members[Step.WAITING] for other in peers):
             return ()
-        return tuple(self._wanted(other) for other in peers if other.definition is not None)
+        defined = tuple(other for other in peers if other.definition is not None)
+        as_of = self._gangs.version, self._edits, tuple(other.id for other in defined)
+        if self._last_wanted[0] != as_of:
+            found = tuple(map(self._wanted, defined))
+            if sum(each.least for each in found) <= 1:
+                # It matters then which of the pods comes first.
+                return found
+            self._last_wanted = as_of, found
+        return self._last_wanted[1]
 
     def unbound(self, uid: str) -> tuple[Wanted[S], ...]:
         """Return what the group of a member needs room for, as if none of its members waited.
@@ -251,12 +266,17 @@ class Permit(Generic[S]):
         gang = self._gangs.of(uid)
         if gang is None or self._gangs.may_skip_group(gang):
             return False
-        return sum(each.least for each in self.unbound(uid)) > 1
+        peers = (other for other in self._gangs.peers(gang) if other.definition is not None)
+        return sum(self._least(other, Step.WAITING) for other in peers) > 1
+
+    def _least(self, gang: Gang, *steps: Step) -> int:
+        """Return how many nodes a gang needs, as if its members at `steps` had none."""
+        return self._gangs.missing(gang) + (gang.count(*steps) if steps else 0)
 
     def _wanted(self, gang: Gang, *steps: Step) -> Wanted[S]:
         """Return what a gang needs room for. steps: of members that count beside the untried."""
         uids = self._gangs.members((gang,), Step.TRIED, Step.PENDING, *steps)
-        least = self._gangs.missing(gang) + (gang.count(*steps) if steps else 0)
+        least = self._least(gang, *steps)
         pods = tuple(pod for uid in uids if (pod := self._queue.pod(uid)) is not None)
         gather = None if gang.definition is None else gang.definition.gather
         return Wanted(gang.id, least, pods, gather, self._strict(gang))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from apis.keys import ANNOTATION_GANG_MIN_AVAILABLE
 from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
@@ -26,6 +27,9 @@ class Step(Enum):
     BINDING = "binding"
     """Allowed, and not known to be bound yet."""
     BOUND = "bound"
+
+
+_WITHOUT_NODE: Final = frozenset({Step.PENDING, Step.TRIED})
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +79,9 @@ class Gangs:
         self._members: dict[str, _Member] = {}
         self._named_by: dict[str, dict[str, None]] = {}
         """Id -> ids of the gangs whose group names it."""
+        self.version = 0
+        """Grows with every change of a definition, of who is a member, and of which members have a
+        node. Whether one without a node is being tried does not count."""
 
     def __iter__(self) -> Iterator[Gang]:
         return iter(self._gangs.values())
@@ -110,6 +117,7 @@ class Gangs:
             known = self._gangs.setdefault(gang, Gang(gang))
             known.members[step][uid] = None
             self._members[uid] = _Member(known, step)
+            self.version += 1
         if defines is not None and known.definition is None and not known.by_pod_group:
             self._define(known, defines)
         return known
@@ -122,6 +130,8 @@ class Gangs:
         del member.gang.members[member.step][uid]
         member.gang.members[step][uid] = None
         self._members[uid] = _Member(member.gang, step)
+        if not {member.step, step} <= _WITHOUT_NODE:
+            self.version += 1
 
     def leave(self, uid: str) -> None:
         """End a membership. An annotation gang ends with its last pod."""
@@ -130,6 +140,7 @@ class Gangs:
             return
         gang = member.gang
         del gang.members[member.step][uid]
+        self.version += 1
         if not gang.by_pod_group and not len(gang):
             self._define(gang, None)
             del self._gangs[gang.id]
@@ -154,6 +165,7 @@ class Gangs:
             del self._gangs[gang_id]
 
     def _define(self, gang: Gang, definition: GangDefinition | None) -> None:
+        self.version += 1
         for name in gang.group:
             naming = self._named_by.get(name, {})
             naming.pop(gang.id, None)
@@ -170,6 +182,7 @@ class Gangs:
         for other in self.peers(gang):
             new = new or not other.once_satisfied
             other.once_satisfied = True
+        self.version += new
         return new
 
     # --- groups --------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ class Reduction:
         """Shape -> (version of the mentions, reduced shape)."""
         self._known: WeakValueDictionary[bytes, PodShape] = WeakValueDictionary()
 
+    @property
+    def version(self) -> int:
+        """Grows when what is mentioned changes: a shape may have another reduced shape then."""
+        return self._mentions.version
+
     def of(self, shape: PodShape) -> PodShape:
         """Return the reduced shape of a shape, as of what is mentioned now."""
         version = self._mentions.version

@@ -200,6 +200,11 @@ class ReservationTable:
             known = self._personal[shape, uid] = personal(shape, name, uid)
         return known
 
+    @property
+    def match_version(self) -> int:
+        """Grows when a reservation comes, goes or means other pods."""
+        return self._match_version
+
     def pod_for(self, pod: PendingPod[PodShape]) -> PendingPod[PodShape]:
         """Return a pod with the shape to decide about it with: see `shape_for`."""
         shape = self.shape_for(pod.shape, pod.key.partition("/")[2], pod.uid)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
 from cluster.scheduler.cycle.events import POD, Action, ClusterEvent, EventTable, Registration
-from cluster.scheduler.cycle.permit import Decisions, Permit, gang_gate
+from cluster.scheduler.cycle.permit import Decisions, Permit, Wanted, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
@@ -38,6 +40,18 @@ definitions = st.builds(
     st.sampled_from((5.0, LONGEST_WAIT_S)),
     st.sets(st.sampled_from(GANGS), max_size=1),
 )
+
+
+def _sets(wanted: tuple[Wanted[FakeShape], ...]) -> list[tuple[Wanted[FakeShape], set[Pod]]]:
+    """Return what gangs want with their pods as sets, whose order means nothing."""
+    return [(replace(each, pods=()), set(each.pods)) for each in wanted]
+
+
+def _needs_others(cluster: Cluster, uid: str) -> bool:
+    gang = cluster.gangs.of(uid)
+    if gang is None or cluster.gangs.may_skip_group(gang):
+        return False
+    return sum(each.least for each in cluster.permit.unbound(uid)) > 1
 
 
 class Cluster:
@@ -234,6 +248,15 @@ class GangLife(RuleBasedStateMachine):
                 assert uid not in c.waiting
         assert set(c.placed) == set(c.waiting) | c.binding | c.bound
         assert len(c.queue) == len(c.pods) - len(c.bound)
+
+    @invariant()
+    def what_gangs_want_is_as_of_now(self) -> None:
+        c = self.cluster
+        for uid in c.pods:
+            # The same without anything kept.
+            fresh = Permit(c.queue, c.gangs).wanted(uid)
+            assert _sets(c.permit.wanted(uid)) == _sets(fresh)
+            assert c.permit.needs_others(uid) == _needs_others(c, uid)
 
     @invariant()
     def the_end_of_the_next_wait_is_known(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.attempts import Attempts
 from cluster.scheduler.binding.placement import Placement, Refused, Why
+from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
 from cluster.scheduler.cycle.evaluation import Profile
-from cluster.scheduler.cycle.events import NODE, Action, ClusterEvent
+from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.headroom import headroom_of
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
@@ -19,7 +22,12 @@ from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.metrics import SchedulerMetrics
 from cluster.scheduler.plugins.resources.fit import NodeResourcesFit
 from cluster.scheduler.registrations import registrations
-from cluster.scheduler.tables.gang_definitions import GangDefaults, gang_from_pod
+from cluster.scheduler.tables.gang_definitions import (
+    GangDefaults,
+    GangDefinition,
+    GangMode,
+    gang_from_pod,
+)
 from cluster.scheduler.tables.gangs import Gangs
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
@@ -132,6 +140,79 @@ def test_a_gang_that_is_known_not_to_fit_books_no_node_even_for_a_moment() -> No
     while bed.attempts.next(20.0):
         pass
     assert sorted(bed.writers.bound) == ["member-0", "member-1"]
+
+
+def _node_comes(bed: _Bed) -> None:
+    bed.tables.upsert_node(make_node("m", allocatable={"cpu": "2"}))
+    bed.queue.cluster_event(ClusterEvent(NODE, Action.ADD), 0.0)
+
+
+def _node_grows(bed: _Bed) -> None:
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "5"}))
+    bed.queue.cluster_event(ClusterEvent(NODE, Action.UPDATE_NODE_ALLOCATABLE), 0.0)
+
+
+def _pod_ends(bed: _Bed) -> None:
+    bed.tables.remove("other")
+    bed.queue.cluster_event(ClusterEvent(POD, Action.DELETE, old=make_pod("other")), 0.0)
+
+
+def _members_ask_for_less(bed: _Bed) -> None:
+    for number in range(3):
+        bed.add(f"member-{number}", "1500m", gang=True)
+
+
+def _members_that_need_less_come(bed: _Bed) -> None:
+    for name in ("late-0", "late-1"):
+        bed.add(name, "1500m", gang=True, priority=1)
+
+
+def _fewer_are_needed(bed: _Bed) -> None:
+    mode, policy = GangMode.NON_STRICT, GangMatchPolicy.ONCE_SATISFIED
+    definition = GangDefinition("default/g", 1, 3, mode, 600.0, ("default/g",), policy)
+    bed.attempts.follow(bed.permit.define(definition, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "bound"),
+    [
+        (_node_comes, 2),
+        (_node_grows, 2),
+        (_pod_ends, 2),
+        (_members_ask_for_less, 2),
+        (_members_that_need_less_come, 2),
+        (_fewer_are_needed, 1),
+    ],
+)
+def test_what_makes_room_for_a_gang_that_is_not_strict_has_it_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[_Bed], None], bound: int
+) -> None:
+    counted = 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return headroom_of(*args)
+
+    monkeypatch.setattr("cluster.scheduler.cycle.gang_plans.headroom_of", counting)
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("other", "1")
+    while bed.attempts.next(0.0):
+        pass
+    assert bed.writers.bound == ["other"]
+    for number in range(3):
+        bed.add(f"member-{number}", "2", gang=True)
+    for _ in range(3):
+        assert bed.attempts.next(0.0)
+    # Two of the members need room together, and there is room for one: that is found out once.
+    assert bed.writers.bound == ["other"]
+    assert counted == 1
+    change(bed)
+    # Back-offs end meanwhile.
+    for now in range(1, 60):
+        bed.attempts.next(float(now))
+    assert len(bed.writers.bound) == 1 + bound
 
 
 @pytest.mark.parametrize("why", [Why.DELETED, Why.OTHER_UID])
