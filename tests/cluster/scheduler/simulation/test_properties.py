@@ -207,3 +207,17 @@ def test_damaged_objects_are_errors_with_a_place_or_left_out(seed: int) -> None:
             assert error.obj
         else:
             msgspec.json.encode(found)
+
+
+def test_progress_is_shown_for_every_500_pods() -> None:
+    """What the last attempt placed is confirmed after it, so it is not among the placed ones."""
+    cluster = _objects(*(node(f"n{n}", 200, more={"memory": "1Ti"}) for n in range(11)))
+    shown: list[str] = []
+    pods = _objects(workload("Deployment", "d", 1001, "100m"))
+    place_pods(_question(cluster), pods, progress=shown.append)
+    assert shown == ["500 attempts, 499 pods placed", "1000 attempts, 999 pods placed"]
+    shown.clear()
+    count_capacity(
+        _question(cluster), _objects(pod("p", "100m")), limit=1001, progress=shown.append
+    )
+    assert shown == ["500 more default/p fit so far", "1000 more default/p fit so far"]
