@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from cluster.scheduler.cycle import promised
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.trial import RowChecks
 from cluster.scheduler.plugins.between_pods.topology_spread import PodTopologySpread
@@ -138,6 +139,21 @@ def test_nodes_that_are_as_they_were_are_not_tried_again() -> None:
     others = [name for name in every if name != "n3"]
     assert tried(small, ["n7"]) == {"n7"}
     assert tried(large, others) == {"n7"}
+
+
+def test_verdicts_for_the_kinds_asked_about_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promised, "_MOST_KEPT", 2)
+    bed = Bed([OracleNode("n0", 4000, 5, promised=(OraclePod("promised", 5, 3000),))])
+    checks = RowChecks(Profile("koord-scheduler", (), (_CountingFit(),)), bed.tables, bed.nominator)
+
+    def is_tried(cpu: int) -> bool:
+        _looked_at.clear()
+        assert _held(bed, checks, OraclePod("asked", 0, cpu)) == []
+        return bool(_looked_at)
+
+    assert [is_tried(cpu) for cpu in (100, 200, 100, 300)] == [True, True, False, True]
+    assert [is_tried(cpu) for cpu in (300, 100)] == [False, False]
+    assert is_tried(200)
 
 
 def test_a_spread_pod_meets_the_nominated_pods_of_one_node_at_a_time() -> None:
