@@ -265,8 +265,6 @@ def pod_limit(pod: Pod, faults: list[InputError]) -> int:
         return 0
     try:
         return parse_network_qos(text, obj=pod.obj).egress_limit_bits or 0
-    except InputErrors as errors:
-        faults += errors.errors
     except InputError as error:
         faults.append(error)
     return 0

@@ -160,12 +160,16 @@ def test_no_limit_means_the_class_of_the_others(limits: str) -> None:
     assert _of(_on(_pod("a", "BE", limits=limits), "10.0.0.1")).members == {"10.0.0.1": BE}
 
 
-def test_a_bad_annotation_costs_that_pod_its_limit_only() -> None:
-    bad = _on(_pod("a", "BE", limits='{"egressLimit":"much"}'), "10.0.0.1")
+@pytest.mark.parametrize(
+    "limits",
+    ['{"egressLimit":"much"}', '{"egressLimit":[],"ingressLimit":"x"}', '{"egressLimit"', "[]"],
+)
+def test_a_bad_annotation_costs_that_pod_its_limit_only(limits: str) -> None:
+    bad = _on(_pod("a", "BE", limits=limits), "10.0.0.1")
     wanted = _of(bad, _on(_pod("b", "LS"), "10.0.0.2"))
     assert wanted.members == {"10.0.0.1": BE, "10.0.0.2": LS}
     (fault,) = wanted.faults
-    assert "default/a" in str(fault) and "egressLimit" in str(fault)
+    assert "default/a" in str(fault) and "networkQOS" in str(fault)
 
 
 def test_of_two_pods_with_one_address_the_newest_has_it() -> None:

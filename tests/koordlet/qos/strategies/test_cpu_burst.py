@@ -503,6 +503,13 @@ def test_the_summary_counts_quotas_that_the_pods_own_quota_bounds(
     assert (f"{count} of them without effect" in verdict.summary) is without_effect
 
 
+def test_no_quota_is_without_effect_in_a_pod_of_known_specification() -> None:
+    one = msgspec.structs.replace(web(2000, 1000), requested=Requested(cfs_quota_us=None))
+    _, (verdict,) = run(at(one))
+    assert verdict.summary.startswith("2 of 2 quotas raised")
+    assert "without effect" not in verdict.summary
+
+
 def test_a_pods_quota_is_exact_after_a_container_restarted() -> None:
     one = web(2000, 1000)
     raised, verdicts = run(*[at(one)] * 7)
