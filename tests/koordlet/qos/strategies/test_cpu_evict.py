@@ -288,6 +288,24 @@ def test_bad_satisfaction_limits_switch_the_gate_off_by_name(
     ]
 
 
+@pytest.mark.parametrize(
+    ("cores", "order"),
+    [
+        ({"a": 1.0, "b": 1.0, "c": 2.0}, ["c", "a", "b"]),  # a half, a quarter, a quarter
+        ({"a": 1.0, "b": 3.0, "c": 2.0}, ["b", "c", "a"]),
+        ({"a": 1.0, "c": 0.5}, ["a", "c", "b"]),  # without a sample it uses nothing
+    ],
+)
+def test_of_equal_priority_the_one_that_uses_most_of_its_request_goes_first(
+    cores: dict[str, float], order: list[str]
+) -> None:
+    samples = {**be_samples(), **used(Metric.POD_CPU, **cores)}
+    pods = [be(name, 4000) for name in ("a", "b", "c")]
+    assert names(only(satisfaction(pods=pods, samples=samples))) == order
+    small = [be("a", 500), be("b", 4000), be("c", 8000)]
+    assert names(only(satisfaction(pods=small, samples=samples)))[0] == "a"
+
+
 @pytest.mark.parametrize(("lower", "upper"), [(1, 1), (1, 99), (60, 60), (60, 99)])
 def test_the_smallest_and_largest_satisfaction_limits_are_taken(lower: int, upper: int) -> None:
     limits = {
