@@ -189,34 +189,53 @@ class PodTopologySpreadScore(AppliesByShape):
         return bool(self.spread.constraints(pod, "ScheduleAnyway"))
 
     def score_set(self, pod: PodShape, tables: Tables, feasible: NDArray[np.intp]) -> Scores:
-        if not len(feasible):
+        count, length = len(feasible), len(tables.nodes)
+        if not count:
             return np.zeros(0, dtype=np.int64)
-        length = len(tables.nodes)
-        every_key = bool(pod.spread) or not self.spread.system_defaults
-        with_keys = np.ones(length, dtype=np.bool_)
-        if every_key:
+        # Feasible rows ascend. Without an index nothing is copied.
+        rows: slice | NDArray[np.intp] = slice(0, length) if count == length else feasible
+        with_keys: NDArray[np.bool_] | None = None
+        scored: NDArray[np.bool_] | None = None
+        """The rows that have every key; None for all of them."""
+        if pod.spread or not self.spread.system_defaults:
             with_keys = _has_keys(self.spread.constraints(pod, "ScheduleAnyway"), tables)
-        scored = with_keys[feasible]
-        total = np.zeros(len(feasible), dtype=np.float64)
+            scored = with_keys[rows]
+            if not scored.any():
+                return np.zeros(count, dtype=np.int64)
+            if scored.all():
+                scored = None
+        total = np.zeros(count, dtype=np.float64)
         for constraint, counter in self.spread.counted(pod, tables, "ScheduleAnyway"):
             labels = tables.nodes.labels.column(constraint.topology_key)
-            ids = labels.ids[feasible]
+            ids = labels.ids[:length][rows]
+            compared = ids if scored is None else ids[scored]
             if constraint.topology_key == _HOSTNAME:
-                size = int(np.count_nonzero(scored))
-                counts = counter.column(length)[feasible]
-            else:
-                size = len(np.unique(ids[scored]))
-                eligible = with_keys & _included(pod, constraint, tables)
-                counts = counter.by_domain(labels, eligible)[ids]
-            part = counts * np.log(size + 2) + (constraint.max_skew - 1)
-            total += np.where(ids != ABSENT, part, 0.0)
+                part = _part(counter.column(length)[rows], len(compared), constraint)
+                total += np.where(ids != ABSENT, part, 0.0)
+                continue
+            eligible = _included(pod, constraint, tables)
+            if with_keys is not None:
+                eligible &= with_keys
+            domains = int(np.count_nonzero(np.bincount(compared)))
+            by_domain = _part(counter.by_domain(labels, eligible), domains, constraint)
+            by_domain[ABSENT] = 0.0
+            total += by_domain[ids]
         raw = np.floor(total + 0.5).astype(np.int64)
-        if not scored.any():
-            return np.zeros(len(feasible), dtype=np.int64)
-        largest, smallest = int(raw[scored].max()), int(raw[scored].min())
+        of_scored = raw if scored is None else raw[scored]
+        smallest, largest = int(of_scored.min()), int(of_scored.max())
         if largest == 0:
-            return np.where(scored, MAX_SCORE, 0).astype(np.int64)
-        return np.where(scored, MAX_SCORE * (largest + smallest - raw) // largest, 0)
+            result = np.full(count, MAX_SCORE, dtype=np.int64)
+        else:
+            result = MAX_SCORE * (largest + smallest - raw) // largest
+        return result if scored is None else np.where(scored, result, 0)
+
+
+def _part(
+    counts: NDArray[np.int64], domains: int, constraint: TopologySpreadConstraint
+) -> NDArray[np.float64]:
+    """Return what a constraint adds for so many pods in a domain, of so many domains."""
+    part: NDArray[np.float64] = counts * np.log(domains + 2) + (constraint.max_skew - 1)
+    return part
 
 
 Counted = tuple[tuple[TopologySpreadConstraint, Counter], ...]
