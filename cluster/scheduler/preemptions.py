@@ -6,7 +6,7 @@ is set. What was chosen is carried out by `evictions`; the pod goes back to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -15,11 +15,13 @@ from cluster.scheduler.binding.placement import Refused
 from cluster.scheduler.binding.statuses import UNSCHEDULABLE
 from cluster.scheduler.binding.victims import Victim
 from cluster.scheduler.cycle.explanations import Explanations
-from cluster.scheduler.cycle.permit import Decisions, Permit
+from cluster.scheduler.cycle.futile_searches import FutileSearches
+from cluster.scheduler.cycle.permit import Decisions, Permit, Wanted
 from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.proposals import NeedsRoom, Proposals
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Scheduling
+from cluster.scheduler.cycle.seating import Seat
 from cluster.scheduler.cycle.victims import Candidate
 from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.evictions import Evictions
@@ -99,6 +101,7 @@ class Preemptions:
         self._clock = clock
         self._wall = wall
         self._audit = audit
+        self._futile = FutileSearches()
         self._needing: dict[str, NeedsRoom] = {}
         """Pods for which extenders are asked about evictions, by UID."""
 
@@ -237,8 +240,8 @@ class Preemptions:
         All members give back what they have, and wait until their victims are gone.
         """
         gangs = self._permit.unbound(pod.uid)
-        self._metrics.preemptions.labels().inc()
-        found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
+        resting = self._futile.found(pod.gang, self._clock())
+        found = resting or self._search(pod, gangs)
         nominated: dict[str, str] = {}
         without = {member.uid for each in gangs for member in each.pods}
         if isinstance(found, NotFound):
@@ -255,10 +258,11 @@ class Preemptions:
         for uid in sorted(without):
             if self._evictions.end_nomination(uid):
                 nominated[uid] = ""
-        self._tell(
-            pod.uid,
-            found if isinstance(found, NotFound) else [seat.candidate for seat in found],
-        )
+        if resting is None:
+            self._tell(
+                pod.uid,
+                found if isinstance(found, NotFound) else [seat.candidate for seat in found],
+            )
         message = diagnosis.text
         self._explanations.refused(pod.key, pod.uid, diagnosis, at=self._wall())
         plugins = diagnosis.plugins or _NO_NODES
@@ -269,6 +273,20 @@ class Preemptions:
         # In a gang that is not strict, the others are not refused with this one.
         others = {uid: node for uid, node in nominated.items() if uid not in reported}
         self._reports.held_up(others, message, others)
+        if resting is not None:
+            # What had the pod tried again may have made room: it is looked for after the rest.
+            self._permit.put_off(pod.uid, now)
+
+    def _search(
+        self, pod: PendingPod[PodShape], gangs: Sequence[Wanted[PodShape]]
+    ) -> tuple[Seat, ...] | NotFound:
+        """Look for room for the gangs of a pod."""
+        self._metrics.preemptions.labels().inc()
+        began = self._clock()
+        found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
+        if isinstance(found, NotFound):
+            self._futile.searched(pod.gang, found, began, self._clock())
+        return found
 
     def _tell(self, uid: str, found: Iterable[Candidate] | NotFound) -> None:
         """Tell the auditor, if there is one, of the preemptions for a pod or its gang."""

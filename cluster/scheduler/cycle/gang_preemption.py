@@ -9,7 +9,8 @@ once the victims are gone.
 A search is one step: nothing else is decided meanwhile. Measured on 5,000 nodes: 0.4 to 0.5 ms for
 each of a thousand members, 4 to 6 ms with a hard spread constraint over hosts. Parts of it would
 have to take the trial back before other pods are tried, and to repeat it after: that is a quarter
-of the former search, so more than 0.1 s at its end.
+of the former search, so more than 0.1 s at its end. So that searches in vain leave the time to
+others, a long one is not repeated for a while (`futile_searches`).
 
 docs/scheduler.md, "Coscheduling".
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.cycle.futile_searches import FutileSearches
+from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.timings import POST_FILTER, SUCCESS, UNSCHEDULABLE
 from tests.cluster.scheduler.beds.core import Bed
 
@@ -79,6 +82,77 @@ def test_a_gang_that_does_not_fit_even_then_evicts_no_pod() -> None:
         " is room for 3." in bed.messages[names[0]]
     )
     assert len(bed.core.tables.bookings) == 6
+
+
+class _Slow:
+    """Has each search for room take a while, and counts them."""
+
+    def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch, *, took_s: float) -> None:
+        self.searches = 0
+        real = bed.core.scheduling.seats
+
+        def seats(*arguments: Any) -> Any:
+            self.searches += 1
+            bed.now += took_s
+            return real(*arguments)
+
+        monkeypatch.setattr(bed.core.scheduling, "seats", seats)
+
+
+def test_a_long_search_in_vain_rests_before_it_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = _bed()
+    slow = _Slow(bed, monkeypatch, took_s=3.0)
+    names = _gang(bed, 4, 3)
+    bed.run(1.0)
+    assert slow.searches == 1
+    message = bed.messages[names[0]]
+    # Each node may help the gang, and is too small. The gang is tried, and not searched for.
+    for number in range(5):
+        bed.node(f"small-{number}", 1)
+        bed.run(4.0)
+    assert slow.searches == 1 and bed.victims == []
+    assert (
+        bed.messages[names[0]].partition("preemption: ")[2] == message.partition("preemption: ")[2]
+    )
+    # What came during the rest is not forgotten: no event follows, and the search is repeated.
+    bed.node("n3", 4)
+    bed.pod("low-3", 2, 1, node="n3")
+    bed.run(1.0)
+    assert slow.searches == 1 and bed.victims == []
+    bed.run(30.0)
+    assert slow.searches == 2
+    assert len(bed.evicted()) == 7
+    assert len({bed.nominated[name] for name in names}) == 4
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.05])
+def test_a_short_search_is_repeated_at_each_attempt(
+    monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    bed = _bed()
+    slow = _Slow(bed, monkeypatch, took_s=took_s)
+    _gang(bed, 4, 3)
+    bed.run(1.0)
+    for number in range(3):
+        bed.node(f"small-{number}", 1)
+        bed.run(30.0)
+        assert slow.searches == number + 2
+
+
+def test_what_futile_searches_keep_ends_with_their_rest() -> None:
+    futile, found = FutileSearches(), NotFound("none")
+    futile.searched("a", found, 0.0, 1.0)
+    futile.searched("b", found, 1.0, 2.0)
+    assert futile.found("a", 10.9) is found and futile.found("a", 11.0) is None
+    assert futile.found("c", 2.0) is None
+    futile.searched("c", found, 11.4, 11.5)
+    assert len(futile) == 2
+    # A search that waits for victims, or a short one, takes the place of a long one.
+    futile.searched("b", NotFound("none", waits=True), 11.5, 12.5)
+    futile.searched("c", found, 12.5, 12.54)
+    assert len(futile) == 0
 
 
 @pytest.mark.parametrize(("members", "status"), [(3, SUCCESS), (4, UNSCHEDULABLE)])
