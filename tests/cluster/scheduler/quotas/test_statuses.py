@@ -25,6 +25,7 @@ from cluster.scheduler.plugins.quotas.overuse import OveruseMonitor, Revoked
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
+from kube.cache import Change, Event
 from kube.client import Client
 from tests.cluster.fake_api import in_virtual_time
 from tests.cluster.scheduler.quotas.making import PREFIX, Bed, make_quota
@@ -159,6 +160,35 @@ def test_a_quota_whose_figures_cannot_be_worked_out_costs_itself_alone(
     bed.quota("b")
     bed.place("3", "b", "1")
     assert _written(bed, make_quota("a"), make_quota("b")).patched == ["team/b"]
+
+
+def test_a_quota_that_was_edited_is_compared_again_though_no_figure_changed() -> None:
+    bed, requests = _bed(), _Requests()
+    quotas = {"team/a": make_quota("a"), "team/b": make_quota("b")}
+    bed.quota("b")
+    statuses = QuotaStatuses(
+        cast(Client, requests),
+        bed.table,
+        quotas,
+        namespace="koordinator-system",
+        built_in=built_in_maxima({}, {}),
+    )
+
+    async def run() -> None:
+        task = asyncio.create_task(statuses.run())
+        await asyncio.sleep(100)
+        once = list(requests.patched)
+        assert once.count("team/a") == 1
+        await asyncio.sleep(100)
+        assert requests.patched == once
+        quotas["team/a"] = edited = make_quota("a", annotations={"request": '{"cpu":"1"}'})
+        statuses.seen(Event(Change.MODIFIED, make_quota("a"), edited))
+        await asyncio.sleep(100)
+        assert requests.patched == [*once, "team/a"]
+        task.cancel()
+        await asyncio.wait([task])
+
+    in_virtual_time(run)
 
 
 def test_looks_for_overuse_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
