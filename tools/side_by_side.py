@@ -1,21 +1,20 @@
-"""Runs all tests in several sessions of pytest, two at a time, as .ci/run.
+"""Runs all tests in two sessions of pytest at the same time and a third one after them, as .ci/run.
 
     .venv/bin/python -m tools.side_by_side
     .venv/bin/python -m tools.side_by_side --durations=20 tests/cluster tests/e2e
 
 Arguments go to all sessions. The first session has the tests on real programs and on the kernel of
 this machine: cgroups, containers, network namespaces, API servers, kubelets. They run one after the
-other, so that no two of them share the machine's state. The second session has the tests on
-emulated machines. Each needs about one CPU, so they begin together, and two more sessions at a time
-follow with all other tests: on simulated kernels, and without a machine. What is marked `alone`,
-because it measures the load of the whole machine, runs in a last session, when all have ended. Each
-test is in exactly one session. Without arguments the sessions read only the folders or files that
-they need, and a run in which some test ran in no session fails.
+other, so that no two of them share the machine's state. The second session has all others: on
+simulated kernels, on emulated machines, and without a machine. The first session mostly waits for
+other programs; the second uses the CPU meanwhile. What is marked `alone`, because it measures the
+load of the whole machine, runs in the third session, when both have ended. Each test is in exactly
+one session. Without arguments the third session reads only files that name its marker, and a run in
+which some test ran in no session fails.
 
-The output of the first session appears while it runs, that of the next ones when all have ended.
-The last line is the sum of the summaries in pytest's own format. The exit status is 0 if all
-sessions passed. SIGINT, SIGTERM and SIGHUP end the sessions, whose fixtures clean up, and start no
-other.
+The output of the first session appears while it runs, that of the second when both have ended. The
+last line is the sum of the summaries in pytest's own format. The exit status is 0 if all sessions
+passed. SIGINT, SIGTERM and SIGHUP end the sessions, whose fixtures clean up, and start no other.
 """
 
 from __future__ import annotations
@@ -27,23 +26,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 _ON_THIS_MACHINE = "(apiserver or cgroups or containerd or kubelet or root)"
 REAL = f"{_ON_THIS_MACHINE} and not alone"
-EMULATED = f"vm and not {_ON_THIS_MACHINE} and not alone"
-OTHERS = f"not vm and not {_ON_THIS_MACHINE} and not alone"
+OTHERS = f"not {_ON_THIS_MACHINE} and not alone"
 ALONE = "alone"
-_AT_A_TIME = 2
-# Sessions of their own; they and all other folders together take about the same time each.
-_LARGE = ("tests/cluster", "tests/koordlet")
 # The kernel sends a session SIGTERM when this process ends without having done so.
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 # pytest ends with this status when it has selected no test.
@@ -83,17 +76,6 @@ def summary(counted: Counter[str], seconds: float) -> str:
     return text.center(max(80, len(text) + 2), "=")
 
 
-def parts() -> list[list[str]]:
-    """Return the folders and files of tests in parts, for a session each."""
-    rest = [
-        str(each)
-        for each in sorted(Path("tests").iterdir())
-        if (each.is_dir() and each.name != "__pycache__") or each.match("test_*.py")
-    ]
-    large = [[each] for each in _LARGE if each in rest]
-    return [*large, [each for each in rest if each not in _LARGE]]
-
-
 def naming(marker: str) -> list[str]:
     """Return the files of tests that name a marker: to collect all tests takes half a minute."""
     files = sorted(Path("tests").rglob("test_*.py"))
@@ -109,52 +91,7 @@ def _tests(counted: Counter[str]) -> int:
     return counted.total() - counted["warnings"]
 
 
-class Sessions:
-    """Sessions of pytest, until a signal asks this process to end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        """Whether such a signal has come."""
-        self._started: list[subprocess.Popen[bytes]] = []
-        # Not a plain lock: the handler of a signal runs in the main thread, which starts sessions.
-        self._starting = threading.RLock()
-        for number in _END_SIGNALS:
-            signal.signal(number, self._end)
-
-    def _end(self, number: int, _: object) -> None:
-        with self._starting:
-            self.asked = True
-            for session in self._started:
-                session.terminate()
-
-    def run(
-        self, selection: str, arguments: Sequence[str], output: IO[bytes] | None = None
-    ) -> str | None:
-        """Run a session to its end; return what it has written, None if it was not started.
-
-        output: a file for it; None: it appears while the session runs.
-        """
-        with self._starting:
-            if self.asked:
-                return None
-            session = _start(selection, arguments, output or subprocess.PIPE)
-            self._started.append(session)
-        if output is None:
-            assert session.stdout is not None
-            with session.stdout as source:
-                text = shown(source)
-        session.wait()
-        if output is not None:
-            output.seek(0)
-            text = output.read().decode(errors="replace")
-        return text
-
-    def statuses(self) -> set[int]:
-        """Return the exit statuses of the sessions that were started. They have ended."""
-        return {session.wait() for session in self._started}
-
-
-def _start(
+def start(
     selection: str, arguments: Sequence[str], output: int | IO[bytes]
 ) -> subprocess.Popen[bytes]:
     """Start a session of pytest. Signals of the terminal reach it through this process alone."""
@@ -168,6 +105,21 @@ def _start(
     )
 
 
+def end_on_signals(sessions: Sequence[subprocess.Popen[bytes]], asked: list[int]) -> None:
+    """Let each signal that asks this process to end reach the sessions as SIGTERM.
+
+    asked: gets the signals that came.
+    """
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
+        for session in sessions:
+            session.terminate()
+
+    for number in _END_SIGNALS:
+        signal.signal(number, end)
+
+
 def shown(source: IO[bytes]) -> str:
     """Copy a session's output to ours until it ends; return it."""
     parts = []
@@ -175,6 +127,13 @@ def shown(source: IO[bytes]) -> str:
         parts.append(part)
         write(part)
     return b"".join(parts).decode(errors="replace")
+
+
+def followed(session: subprocess.Popen[bytes]) -> Counter[str]:
+    """Show a session's output while it runs; return how many tests had each outcome."""
+    assert session.stdout is not None
+    with session.stdout as source:
+        return outcomes(shown(source))
 
 
 def write(output: bytes) -> None:
@@ -187,28 +146,29 @@ def write(output: bytes) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run the sessions; return the exit status."""
     began = time.monotonic()
-    sessions = Sessions()
-    beside = [(EMULATED, arguments)]
-    beside += [(OTHERS, [*arguments, *part]) for part in ([[]] if arguments else parts())]
-    with ExitStack() as files, ThreadPoolExecutor(_AT_A_TIME) as lanes:
-        running = [lanes.submit(sessions.run, REAL, arguments)]
-        for selection, selected in beside:
-            kept = files.enter_context(tempfile.TemporaryFile(buffering=0))
-            running.append(lanes.submit(sessions.run, selection, selected, kept))
-        first, *others = [each.result() for each in running]
-    for output in others:
-        write((output or "").encode())
-    last = sessions.run(ALONE, [*arguments, *([] if arguments else naming("alone"))])
-    counted = Counter[str]()
-    for each in (first, *others, last):
-        counted += Counter() if each is None else outcomes(each)
-    statuses = sessions.statuses()
+    sessions: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+    end_on_signals(sessions, asked)
+    with tempfile.TemporaryFile(buffering=0) as kept:
+        sessions.append(start(OTHERS, arguments, kept))
+        sessions.append(start(REAL, arguments, subprocess.PIPE))
+        first = followed(sessions[-1])
+        counted = first.copy()
+        for session in sessions:
+            session.wait()
+        kept.seek(0)
+        counted += outcomes(shown(kept))
+    if not asked:
+        files = [] if arguments else naming("alone")
+        sessions.append(start(ALONE, [*arguments, *files], subprocess.PIPE))
+        counted += followed(sessions[-1])
+    statuses = {session.wait() for session in sessions}
     passed = statuses <= {0, _NO_TESTS} and statuses != {_NO_TESTS} and not counted["errors"]
-    if passed and not (arguments or sessions.asked) and not all_ran(counted, outcomes(first or "")):
+    if passed and not arguments and not asked and not all_ran(counted, first):
         write(b"Some test ran in no session: its file does not name its marker `alone`.\n")
         passed = False
     write(f"{summary(counted, time.monotonic() - began)}\n".encode())
-    return 0 if passed and not sessions.asked else 1
+    return 0 if passed and not asked else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The program that runs the tests in several sessions, on a small checkout."""
+"""The program that runs the tests in two sessions and a third, on a small checkout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ markers =
     containerd
     kubelet
     root
-    vm
 """
 REAL = """
 import pytest
