@@ -203,6 +203,7 @@ class Daemon:
 
     def drain(self) -> None:
         """Do what follows a reply: what was put off, and a look at the pods that changed."""
+        self.handler.reply_written()
         work, self._work = self._work, []
         for each in work:
             each()
