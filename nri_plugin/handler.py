@@ -108,7 +108,8 @@ class Handler(Protocol):
         ...
 
     def reply_written(self) -> None:
-        """The reply to the last call is on its way: do what it did not need and the next may."""
+        """The reply to the last call is written: do the rest of that call's work, which the reply
+        did not need, before the next call comes."""
         ...
 
     def container_updated(self, container: Container) -> None:

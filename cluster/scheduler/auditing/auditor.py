@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.errors import printable
 from apis.qos import priority_class
 from cluster.scheduler.auditing.events import (
     ADMITTED,
@@ -97,7 +98,10 @@ class WorkloadAuditor:
     # --- beginning and end ---------------------------------------------------------------------
 
     def add(self, key: str, name: str, pod: PendingPod[PodShape], *, gang: bool = False) -> None:
-        """Begin with a workload; one that is known stays as it is. pod: the first one of it."""
+        """Follow a workload from now on; nothing changes for one that is followed already.
+
+        pod: its first pod, whose labels and priority count for the metrics.
+        """
         if key in self._workloads:
             return
         with self._metrics.timed("AddGangGroup" if gang else "AddPod"):
@@ -279,7 +283,9 @@ class WorkloadAuditor:
 
     def _alert(self, workload: _Workload, event: str, what: str) -> None:
         kind = "gang group" if workload.gang else "pod"
-        _log.info("workload auditor: ALERT: %s %s %s (%s)", kind, workload.name, what, event)
+        # The name of a gang group comes from annotations of pods.
+        name = printable(workload.name)
+        _log.info("workload auditor: ALERT: %s %s %s (%s)", kind, name, what, event)
 
 
 def _result(workload: _Workload) -> str:

@@ -97,7 +97,8 @@ class AuditorMetrics:
         )
         self._keys = tuple(label.key for label in labels)
         self._sets: OrderedDict[Labels, int] = OrderedDict()
-        """How many workloads that are audited each set has; the one that was used last is last."""
+        """Set of label values -> count of the audited workloads that use it. The set that was taken
+        most recently is the last one."""
 
     def __len__(self) -> int:
         return len(self._sets)

@@ -1,7 +1,7 @@
-"""Tells the workload auditor what pods and gangs go through.
+"""Reports what happens to pods and gangs to the workload auditor.
 
-Every pod takes its way through the permit, so the auditor has one here that tells it. Without the
-auditor there is the plain one, and nothing is called.
+Every pod passes through `Permit`. With the auditor on, the scheduler has an `AuditedPermit` in its
+place, which also reports; with it off nothing is called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLACED = (Step.WAITING, Step.BINDING, Step.BOUND)
 
 
 class AuditedPermit(Permit[PodShape]):
-    """As `Permit`, with an auditor that learns of it."""
+    """A `Permit` that reports to the auditor."""
 
     def __init__(
         self, queue: SchedulingQueue[PodShape], gangs: Gangs, auditor: WorkloadAuditor

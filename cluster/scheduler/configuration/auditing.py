@@ -29,8 +29,14 @@ class MetricLabel:
 
 @dataclass(frozen=True, slots=True)
 class AuditorSettings:
-    """What is told apart in the metrics, and what is logged: durations in seconds that are longer,
-    and more attempts while the victims of one preemption end."""
+    """labels: of the metrics, beside the priority class. The others are limits, in seconds or
+    attempts; what exceeds one is logged.
+
+    victim_reschedule_s: from the end of all victims to the next result for the workload.
+    victim_deletion_s: from a preemption to the end of its victims.
+    victim_deleting_retries: attempts of the workload in that time.
+    event_interval_s: between two scheduling events of a workload.
+    """
 
     labels: tuple[MetricLabel, ...] = ()
     victim_reschedule_s: float = 10.0

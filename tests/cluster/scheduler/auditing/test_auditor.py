@@ -384,3 +384,16 @@ def test_names_types_labels_and_buckets_are_those_of_the_table() -> None:
     assert all(f"`{outcome}`" in section for outcome in OUTCOMES)
     methods = set(re.findall(r'method="(\w+)"', text))
     assert all(f"`{method}`" in section for method in methods)
+
+
+def test_a_name_from_an_annotation_is_one_short_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bed = Bed()
+    name = "default/g\n" + "x" * 100_000
+    with caplog.at_level(logging.INFO):
+        bed.auditor.add("g", name, bed.pod("p", {}), gang=True)
+        bed.auditor.preempted("g", ["victim"])
+        bed.auditor.preempted("g", ["other"])
+    assert any("preempts for time 2" in message for message in caplog.messages)
+    assert all(len(each) < 400 and "\n" not in each for each in caplog.messages)

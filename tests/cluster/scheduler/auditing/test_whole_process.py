@@ -10,21 +10,7 @@ from cluster.scheduler.auditing.permit import AuditedPermit
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.configuration.auditing import AuditorSettings
 from cluster.scheduler.cycle.permit import Permit
-from tests.cluster.scheduler.beds.core import Bed
-
-_GANGS = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- schedulerName: koord-scheduler
-  plugins:
-    preEnqueue: {enabled: [{name: Coscheduling}]}
-    postFilter: {enabled: [{name: Coscheduling}], disabled: [{name: "*"}]}
-    permit: {enabled: [{name: Coscheduling}]}
-  pluginConfig:
-  - name: Coscheduling
-    args: {enablePreemption: true}
-"""
+from tests.cluster.scheduler.beds.core import GANG_PREEMPTION, Bed
 
 
 def _bed(*configuration: str) -> Bed:
@@ -151,7 +137,7 @@ def test_scheduling_gates() -> None:
 
 
 def test_a_gang_is_one_workload_through_its_preemption() -> None:
-    bed = _bed(_GANGS)
+    bed = _bed(GANG_PREEMPTION)
     for name in ("g0", "g1"):
         bed.pod(name, 4, 10, gang=2)
     bed.run()

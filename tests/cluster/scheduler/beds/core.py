@@ -27,6 +27,20 @@ profiles:
     preEnqueue: {enabled: [{name: Coscheduling}]}
     permit: {enabled: [{name: Coscheduling}]}
 """
+GANG_PREEMPTION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: koord-scheduler
+  plugins:
+    preEnqueue: {enabled: [{name: Coscheduling}]}
+    postFilter: {enabled: [{name: Coscheduling}], disabled: [{name: "*"}]}
+    permit: {enabled: [{name: Coscheduling}]}
+  pluginConfig:
+  - name: Coscheduling
+    args: {enablePreemption: true}
+"""
+"""Gangs evict less important pods; pods without a gang do, too."""
 
 
 class CoreBed:

@@ -13,26 +13,12 @@ from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.cycle.futile_searches import FutileSearches
 from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.timings import POST_FILTER, SUCCESS, UNSCHEDULABLE
-from tests.cluster.scheduler.beds.core import Bed
-
-_CONFIGURATION = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-profiles:
-- schedulerName: koord-scheduler
-  plugins:
-    preEnqueue: {enabled: [{name: Coscheduling}]}
-    postFilter: {enabled: [{name: Coscheduling}], disabled: [{name: "*"}]}
-    permit: {enabled: [{name: Coscheduling}]}
-  pluginConfig:
-  - name: Coscheduling
-    args: {enablePreemption: true}
-"""
+from tests.cluster.scheduler.beds.core import GANG_PREEMPTION, Bed
 
 
 def _bed(*, nodes: int = 3, low: int = 1) -> Bed:
     """Return nodes n0, n1, ... of 4 CPUs, each with pods of 2 CPUs and the priority `low`."""
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for node in range(nodes):
         bed.node(f"n{node}", 4)
         for number in range(2):
@@ -252,7 +238,7 @@ def test_a_refused_eviction_ends_the_nomination_and_the_gang_is_tried_again() ->
 
 @pytest.mark.parametrize(("in_a", "members"), [(0, 8), (2, 4)])
 def test_members_that_are_spread_over_zones_get_room_in_each(in_a: int, members: int) -> None:
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for zone in "ab":
         for number in range(4):
             bed.node(f"{zone}{number}", 4, zone=zone)
@@ -289,7 +275,7 @@ def test_a_pod_without_a_gang_preempts_by_itself() -> None:
 
 def test_members_of_several_priorities_evict_no_member_of_their_gang() -> None:
     # One pod of the gang is bound already, and one is seated last although its name comes first.
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for name in ("n0", "n1", "n2"):
         bed.node(name, 4)
     bed.pod("low", 4, 5, node="n1")
@@ -334,7 +320,7 @@ _NODES = st.lists(
 def test_once_the_victims_are_gone_the_whole_gang_is_bound(
     nodes: list[list[tuple[int, int]]], members: list[int], priority: int
 ) -> None:
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for number, pods in enumerate(nodes):
         bed.node(f"n{number}", 6)
         left = 6
@@ -400,7 +386,7 @@ def test_no_room_is_made_for_members_with_scheduling_gates_that_the_gang_does_no
 
 def test_nodes_without_pods_in_rows_beyond_those_with_pods_keep_no_search_from_its_end() -> None:
     # Columns of pods have 64 rows at first; the last ten of 70 nodes have no pods.
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for number in range(70):
         bed.node(f"n{number}", 4 if number < 60 else 1)
     for number in range(60):
@@ -441,7 +427,7 @@ def test_a_member_that_found_no_node_holds_off_none_like_it_once_others_have_nod
 def test_nodes_that_are_promised_to_others_keep_no_gang_from_the_next_ones() -> None:
     # More nodes than are tried for one member are promised to a gang whose victims still end. They
     # cost the least, if only what is on them counts.
-    bed = Bed(_CONFIGURATION)
+    bed = Bed(GANG_PREEMPTION)
     for number in range(24):
         bed.node(f"n{number}", 4)
         bed.pod(f"low-{number}", 4, 1 if number < 20 else 2, node=f"n{number}")
