@@ -8,7 +8,8 @@ A policy that fails loses its own claims for that subject and nothing else. An e
 among its claims leaves these in force. Either is a fault in the decision, which the caller reports.
 
 Outcomes for containers are cached by shape (`hooks.shape`): a deployment's replicas are decided
-once.
+once. The next engine goes on with that cache if its policies and their rules for containers are the
+same: most changes of a NodeSLO are about other things.
 """
 
 from __future__ import annotations
@@ -132,7 +133,28 @@ class Engine:
             _parse(policy, inputs, before.get(policy.name))
             for policy in sorted(policies, key=lambda policy: policy.name)
         ]
-        return cls(inputs, states, previous.generation + 1 if previous else 1)
+        engine = cls(inputs, states, previous.generation + 1 if previous else 1)
+        if previous is not None and engine.claims_as(previous, Level.CONTAINER):
+            engine._share_cache(previous)
+        return engine
+
+    def claims_as(self, other: Engine, level: Level) -> bool:
+        """Return whether both claim the same for every subject of the level.
+
+        They do if the same policies are active there, with equal rules.
+        """
+        try:
+            same = self._plan[level] == other._plan[level]
+        except Exception:  # noqa: BLE001 - a site policy's rule may be anything, and refuse it
+            return False
+        return same and self._individual == other._individual
+
+    def _share_cache(self, other: Engine) -> None:
+        """Use one cache with an engine that claims the same for containers."""
+        self._by_shape = other._by_shape
+        self._numbers = other._numbers
+        self._next_number = other._next_number
+        self._pods = other._pods
 
     def prepare(self, pod: Pod) -> None:
         """Work out beforehand what deciding a container of this pod begins with."""

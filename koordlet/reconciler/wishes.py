@@ -1,9 +1,10 @@
 """Keeps the executor's desired values up to date with the decisions for every subject.
 
-A decision is kept as long as subject and engine are the same. Standing claims are composed into
-kept decisions, so strategies that change their claims every second cost no policy's work. The
-desired values of a subject are dropped when it has left for good. Values that an earlier run wrote
-are restored when no subject has a claim on them. Values of a policy stay while its input is bad.
+A decision is kept as long as the subject is the same, and the engine too or all that it would claim
+there. Standing claims are composed into kept decisions, so strategies that change their claims
+every second cost no policy's work. The desired values of a subject are dropped when it has left for
+good. Values that an earlier run wrote are restored when no subject has a claim on them. Values of a
+policy stay while its input is bad.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hooks.requested import requested_value
 from hooks.standing import NOTHING_STANDS, Claims, Standing, differing, same_effect, under
 from hooks.subject import (
     ContainerSubject,
+    Level,
     Pod,
     PodSubject,
     QosSubject,
@@ -80,6 +82,28 @@ class Known:
         return self._decision
 
 
+class Valid(NamedTuple):
+    """Which decisions hold for the engine in force.
+
+    engine: the one in force. former: that of the pass before; None: its decisions do not hold.
+    levels: those at which both claim the same.
+    """
+
+    engine: Engine | None
+    former: Engine | None = None
+    levels: frozenset[Level] = frozenset()
+
+    def holds(self, known: Known) -> bool:
+        """Return whether the engine would decide the same about the subject, unless it changed.
+
+        A decision with a fault is made again: what failed may succeed now.
+        """
+        if known.engine is self.engine:
+            return True
+        same = known.engine is self.former and known.subject.level in self.levels
+        return same and not known.plain.faults
+
+
 class PodsUpdate(NamedTuple):
     """The result of an update of some pods. subjects: keys of the subjects that exist."""
 
@@ -125,6 +149,7 @@ class Wishes:
         """The standing claims of the next decisions; `restand` brings the known ones up to them."""
         self._followed: Standing = NOTHING_STANDS
         """The standing claims that the desired values of all subjects follow."""
+        self._valid = Valid(None)
         self._held: set[str] = set()
         """Policies of that engine that are off because their input is bad."""
         self._of_pod: dict[str, list[str]] = {}
@@ -135,8 +160,7 @@ class Wishes:
     def update(self, snapshot: Snapshot) -> tuple[int, int]:
         """Set the desired values of all subjects; return (decisions made, faults in them)."""
         engine = snapshot.engine
-        self.engine = engine
-        self._held = _without_input(engine)
+        self._begin(engine)
         known_before, self.known = self.known, {}
         self._of_pod = {}
         decided = faults = 0
@@ -146,9 +170,21 @@ class Wishes:
                 self._executor.adopt_deliveries(subject.id, subject.cgroup)
             decided += self._update_one(subject, known_before.get(subject.key))
             faults += len(self.known[subject.key].plain.faults)
+        self._valid = Valid(engine)  # all known ones are of this engine now
         self._followed = self.standing
         self._let_go(snapshot)
         return decided, faults
+
+    def _begin(self, engine: Engine) -> None:
+        """Decide with this engine from now on."""
+        former, held = self.engine, self._held
+        self.engine = engine
+        self._held = _without_input(engine)
+        if former is None or held != self._held:  # which values are held follows from both
+            self._valid = Valid(engine)
+        elif engine is not former:
+            levels = frozenset(level for level in Level if engine.claims_as(former, level))
+            self._valid = Valid(engine, former, levels)
 
     def update_pods(self, pods: Mapping[str, Sequence[Subject]]) -> PodsUpdate:
         """Set the desired values of some pods, with the engine of the last update.
@@ -233,10 +269,11 @@ class Wishes:
         claims = self.standing.of(subject)
         if (
             before is not None
-            and before.engine is engine
+            and self._valid.holds(before)
             and (before.subject is subject or before.subject == subject)
         ):
             self.known[key] = before
+            before.engine = engine
             if claims is not before.claims:
                 same = same_effect(before.claims, claims)
                 before.renew(claims)

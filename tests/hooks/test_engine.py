@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from apis.errors import InputError, InputErrors
 from hooks.claim import Claim, Claimed, Op
 from hooks.engine import KEPT, Engine, Watch
 from hooks.facts import NodeInputs, Settings
-from hooks.policy import Off, OffBecause, Partial, Policy
+from hooks.policy import Off, OffBecause, Partial, Policy, always, never
 from hooks.subject import Level, NodeSubject, Subject
 from linux.resources import Resource
 from tests.hooks.making import a_container, a_pod, a_pod_subject, node, values
@@ -204,6 +205,61 @@ def test_a_policy_claims_on_its_levels_only() -> None:
     engine = _build(_policy("A"))
     assert engine.decide(a_pod_subject(a_pod())).outcomes == {}
     assert engine.decide(NodeSubject()).outcomes == {}
+
+
+class _Incomparable:
+    """A rule of a site's own that refuses to be compared, as a NumPy array does."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("rules", "same"),
+    [
+        (("rule", "rule"), True),
+        (([1], [1]), True),
+        (("rule", "other"), False),
+        (("rule", Off(OffBecause.NODESLO)), False),
+        ((_Incomparable(), _Incomparable()), False),
+    ],
+)
+def test_a_cached_decision_outlives_its_engine_where_the_next_claims_the_same(
+    rules: tuple[Any, Any], same: bool
+) -> None:
+    asked: list[str] = []
+
+    def claims(rule: Any, subject: Subject) -> Iterator[Claim]:
+        asked.append("")
+        yield _claim("A")
+
+    def policy(rule: Any) -> Policy:
+        return replace(_policy("A", claims, lambda inputs: rule), individual=never)
+
+    first = _build(policy(rules[0]))
+    second = _build(policy(rules[1]), previous=first)
+    assert second.claims_as(first, Level.CONTAINER) is same
+    # At other levels neither claims anything.
+    assert second.claims_as(first, Level.POD)
+    decided = first.decide(SUBJECT)
+    assert (second.known(SUBJECT) is decided) is same
+    active = not isinstance(rules[1], Off)
+    assert bool(second.decide(SUBJECT).outcomes) is active
+    assert len(asked) == (1 if same or not active else 2)
+
+
+def test_engines_with_other_individual_pods_share_no_decisions() -> None:
+    first = _build(replace(_policy("A", _one_claim), individual=never))
+    second = _build(replace(_policy("A", _one_claim), individual=always), previous=first)
+    first.decide(SUBJECT)
+    assert not second.claims_as(first, Level.CONTAINER)
+    assert second.known(SUBJECT) is None
+
+
+def _one_claim(rule: Any, subject: Subject) -> Iterator[Claim]:
+    yield _claim("A")
 
 
 def test_keyed_claims_do_not_meet() -> None:

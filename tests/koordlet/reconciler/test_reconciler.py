@@ -50,6 +50,39 @@ def test_a_new_rule_reaches_the_kernel_and_off_restores() -> None:
     assert not len(node.bed.journal)
 
 
+def test_an_engine_that_claims_the_same_decides_nothing_again() -> None:
+    node = make_node()
+    node.passes()
+    node.mode("700")  # the value that is in force: another engine with an equal rule
+    report = node.reconciler.run_once("NodeSLO")
+    assert (report.decided, report.written, report.generation) == (0, 0, 2)
+    node.annotate(0, skip="1")
+    assert node.reconciler.run_once("object").decided == 1
+    node.mode("900")
+    assert node.reconciler.run_once("NodeSLO").decided == 3
+    node.passes()
+    assert node.shares(1) == "900"
+
+
+def test_what_failed_is_decided_again_by_each_engine() -> None:
+    node = make_node()
+    node.annotate(0, bad="1")
+    node.passes()
+    node.mode("700")
+    report = node.reconciler.run_once("NodeSLO")
+    assert (report.decided, report.faults) == (1, 1)
+
+
+def test_an_engine_between_two_passes_that_claims_otherwise_changes_nothing_for_good() -> None:
+    node = make_node()
+    node.passes()
+    node.mode("900")
+    node.mode("700")
+    report = node.reconciler.run_once("NodeSLO")
+    assert (report.decided, report.generation) == (0, 3)
+    assert node.shares(0) == "700"
+
+
 def test_a_pod_that_asks_no_more_gets_its_value_back_and_others_keep_theirs() -> None:
     node = make_node()
     before = node.shares(0)
