@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 # service does. Twice the value: a successor that hangs is given up after a minute; calls are served
 # by this process meanwhile.
 _HANDOVER_TIMEOUT_S = 30.0
-# A predecessor has nothing else to do than to let its calls end.
+# A predecessor has nothing else to do than to let its calls end. Chosen: hardly an image is pulled
+# for longer, and kubelet pulls it again. Twice the value: a stream that is left open keeps the
+# process for two hours.
 _HANDED_OVER_DRAIN_S = 3600.0
 # Of the unit's WatchdogSec, between two notices. systemd recommends half, so that one missing
 # notice does no harm; the rest is a margin for a busy machine. At twice the value one late notice

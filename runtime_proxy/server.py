@@ -22,11 +22,14 @@ from runtime_proxy.http2.relay import Relay
 
 log = logging.getLogger(__name__)
 
-# How often an absent runtime is looked for; also how late its return is noticed.
+# How often an absent runtime is looked for; also how late its return is noticed. Chosen: kubelet
+# tries again after a second or later. Half of it: twice the attempts while no runtime runs.
 _RETRY_INTERVAL_S = 0.1
-# How long a client that was sent away may stay connected. A client that reads closes by itself.
+# How long a client that was sent away may stay connected. A client that reads closes by itself, in
+# milliseconds. Twice the value: the connection of one that does not read stays as much longer.
 _LINGER_S = 2.0
-# What a client may send before its upstream connection stands: preface, settings, first calls.
+# What a client may send before its upstream connection stands: preface, settings, first calls; so
+# as much as is held for a connection that stands (below).
 _MAX_EARLY_BYTES = 1024 * 1024
 # Unsent bytes from which the other side is no longer read. Chosen: above nearly every CRI message,
 # so that few calls pause a connection. Twice the value: a reader that stopped keeps 2 MiB each way.

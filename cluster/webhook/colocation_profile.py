@@ -13,8 +13,9 @@ a batch pod. Chance is a stable hash of profile and pod, so a retried admission 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from apis.errors import InputError
 from apis.keys import (
@@ -26,6 +27,12 @@ from apis.meta import LabelSelector, matches, selector_problem
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.plain import Plain, PodShape, Shape, shape_problem
 from cluster.webhook.strategic import PatchError, strategic_merge
+
+_log = logging.getLogger(__name__)
+
+_MOST_LOGGED: Final = 1000
+"""Sentences about bad profiles that are kept. Chosen: a bound for the memory; beyond it a sentence
+is logged once more."""
 
 
 def labels_of(obj: Mapping[str, Any]) -> dict[str, str]:
@@ -44,6 +51,21 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     if problem:
         raise InputError(obj="", field="selector", value=selector, problem=problem)
     return matches(selector, labels)
+
+
+class BadProfiles:
+    """Logs what is bad about profiles, each sentence once. Called with the error."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def __call__(self, error: InputError) -> None:
+        text = str(error)
+        if text not in self._logged:
+            if len(self._logged) > _MOST_LOGGED:
+                self._logged.clear()
+            self._logged.add(text)
+            _log.warning("%s; the profile is not applied", text)
 
 
 def matching_profiles(
@@ -94,12 +116,29 @@ def probability_percent(profile: ClusterColocationProfile) -> int:
 
 
 def drawn(profile: ClusterColocationProfile, identity: str) -> bool:
-    """Return whether `identity` (of a pod) falls into the profile's share."""
+    """Return whether `identity` falls into the profile's share. Raises InputError."""
     percent = probability_percent(profile)
     if percent in (0, 100):
         return percent == 100
     seed = f"{profile.metadata.name}\0{identity}".encode()
     return int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) % 100 < percent
+
+
+def drawn_profiles(
+    profiles: Iterable[ClusterColocationProfile],
+    identity: str,
+    *,
+    report: Callable[[InputError], None],
+) -> list[ClusterColocationProfile]:
+    """Return the profiles into whose share `identity` falls; a bad share counts as none."""
+    found: list[ClusterColocationProfile] = []
+    for profile in profiles:
+        try:
+            if drawn(profile, identity):
+                found.append(profile)
+        except InputError as error:
+            report(error)
+    return found
 
 
 def pod_identity(pod: Mapping[str, Any], namespace: str, request_uid: str) -> str:

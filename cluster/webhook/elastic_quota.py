@@ -6,6 +6,7 @@ keys of `spec.max`, with its amounts where none was given. The rules are in clus
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,6 +60,8 @@ class QuotaAdmission:
         self._unlabelled = unlabelled_pods
         self._metrics = metrics
         self._pending = PendingQuotas()
+        self._one_at_a_time = threading.Lock()
+        """Large reviews are answered in threads, and a review counts what the former admitted."""
         self._rules = QuotaRules(
             guarantee_usage=gates.on("ElasticQuotaGuaranteeUsage"),
             update_resource_key=gates.on("ElasticQuotaEnableUpdateResourceKey"),
@@ -110,7 +113,8 @@ class QuotaAdmission:
         if request.resource.resource != "elasticquotas" or request.sub_resource:
             return ALLOWED
         try:
-            self._check(request)
+            with self._one_at_a_time:
+                self._check(request)
         except (QuotaRefused, InputErrors) as error:
             return denied(str(error), code=400)
         return ALLOWED

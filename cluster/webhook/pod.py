@@ -8,7 +8,6 @@ resources contradict, a parent quota, contradicting GPU requests, a missing requ
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,7 +17,7 @@ import msgspec
 from apis.core import Namespace, Pod, PriorityClassObject, pod_priority_class_with_default
 from apis.core import pod_requests as requests_of
 from apis.decode import decode_object
-from apis.errors import InputError, InputErrors
+from apis.errors import InputErrors
 from apis.keys import (
     ANNOTATION_RESERVE_POD,
     BATCH_CPU,
@@ -43,8 +42,9 @@ from apis.quota import ElasticQuota, ElasticQuotaProfile
 from cluster.gates import Gates
 from cluster.quota_tree import QuotaTree, quota_of_pod
 from cluster.webhook.colocation_profile import (
+    BadProfiles,
     apply_profile,
-    drawn,
+    drawn_profiles,
     labels_of,
     matching_profiles,
     pod_identity,
@@ -60,8 +60,6 @@ from cluster.webhook.pod_resources import (
 from kube.cache import Cache
 from kube.patches import json_patch
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict, denied
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -83,7 +81,7 @@ class PodAdmission:
     gates: Gates
     tree: Callable[[], QuotaTree]
     enhanced: Callable[[], EnhancedRules]
-    _reported: set[str] = field(default_factory=set)
+    _report: BadProfiles = field(default_factory=BadProfiles)
 
     # --- mutating ------------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ class PodAdmission:
             report=self._report,
         )
         identity = pod_identity(pod, namespace, request_uid)
-        applied = [profile for profile in matched if self._drawn(profile, identity)]
+        applied = drawn_profiles(matched, identity, report=self._report)
         for profile in applied:
             pod = apply_profile(pod, profile, self._priority)
         if (
@@ -134,25 +132,9 @@ class PodAdmission:
             replace_resources(pod, pod_priority_class_with_default(typed), obj=obj)
         return pod
 
-    def _drawn(self, profile: ClusterColocationProfile, identity: str) -> bool:
-        try:
-            return drawn(profile, identity)
-        except InputError as error:
-            self._report(error)
-            return False
-
     def _priority(self, name: str) -> tuple[int, str | None] | None:
         found = self.caches.priority_classes.get(name)
         return (found.value, found.preemption_policy) if found is not None else None
-
-    def _report(self, error: InputError) -> None:
-        text = str(error)
-        if text not in self._reported:
-            # Chosen: a bound for the memory; beyond it a warning is logged once more.
-            if len(self._reported) > 1000:
-                self._reported.clear()
-            self._reported.add(text)
-            _log.warning("%s; the profile is not applied", text)
 
     def _apply_quota_tree(self, pod: dict[str, Any], namespace: str) -> None:
         tree = self.tree()

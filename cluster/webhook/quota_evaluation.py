@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -93,7 +94,8 @@ class QuotaEvaluator:
         self._gates = gates
         self._tree = tree
         self._rules = rules
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By quota, while a booking holds it or waits for it."""
         self._written: dict[str, ElasticQuota] = {}
 
     def validate(self, request: AdmissionRequest) -> Verdict | FollowUp:
@@ -163,7 +165,9 @@ class QuotaEvaluator:
         self, namespace: str, name: str, requested: ResourceList, *, book: bool
     ) -> Verdict:
         key = f"{namespace}/{name}"
-        lock = self._locks.setdefault(key, asyncio.Lock())
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
         async with lock:
             jitter_left = self._rules.max_total_jitter_seconds
             for _ in range(max(3, self._rules.max_retries) + 1):

@@ -7,7 +7,6 @@ selects those whose `spec.template.metadata.namespace` it selects.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +14,10 @@ import msgspec
 
 from apis.profile import ClusterColocationProfile
 from cluster.webhook.colocation_profile import (
+    BadProfiles,
     apply_metadata,
     apply_scheduling,
-    drawn,
+    drawn_profiles,
     labels_of,
     matching_profiles,
     patched,
@@ -27,14 +27,13 @@ from cluster.webhook.pod import PodCaches
 from kube.patches import json_patch
 from kube.webhook import ALLOWED, AdmissionRequest, Verdict
 
-_log = logging.getLogger(__name__)
-
 
 class ReservationAdmission:
     """Mutates new reservations."""
 
     def __init__(self, caches: PodCaches) -> None:
         self._caches = caches
+        self._report = BadProfiles()
 
     def mutate(self, request: AdmissionRequest) -> Verdict:
         if request.resource.resource != "reservations" or request.operation != "CREATE":
@@ -45,11 +44,10 @@ class ReservationAdmission:
             [_for_reservations(one) for one in tuple(self._caches.profiles.items.values())],
             labels=labels_of(before),
             namespace_labels=self._namespace_labels(before),
-            report=lambda error: _log.warning("%s; the profile is not applied", error),
+            report=self._report,
         )
-        for profile in matched:
-            if not drawn(profile, request.name or request.uid):
-                continue
+        identity = request.name or request.uid
+        for profile in drawn_profiles(matched, identity, report=self._report):
             apply_metadata(after, profile)
             template = (after.get("spec") or {}).get("template")
             if template is not None:

@@ -33,7 +33,11 @@ def restore(config: Config) -> int:
     """
     try:
         if not _ran_before(config):
-            print(f"nothing to restore: no daemon has used {config.run_dir} since the node started")
+            print(
+                f"nothing to restore: {config.run_dir} has no file of a daemon. If one has run with"
+                " this runDir since the node started, its files were removed, and what it changed"
+                " is not known"
+            )
             return 0
         prepare_run_dir(config.run_dir)
         with daemon_lock(config.run_dir):
@@ -106,8 +110,8 @@ def _restore(config: Config, path: str) -> int:
     if lost:
         print(
             f"{path}: {lost}. The originals that it held are not known, so values that a daemon"
-            " changed may still be in force; `koordctl doctor` shows them. A pod that is created"
-            " again, or a reboot, brings kubelet's values back",
+            " changed may still be in force. A pod that is created again, or a reboot, brings"
+            " kubelet's values back",
             file=sys.stderr,
         )
     return 1 if left or lost else 0

@@ -38,7 +38,8 @@ throttling, and 7,920 of pressure. Beyond it samples of further series are left 
 _MOST_COLUMNS: Final = 8192
 """Chosen: columns of one table, 2 h and 16 min at one second: 64 KiB a series."""
 _EXPIRE_EVERY_S: Final = 30.0
-"""How often rows without samples are looked for."""
+"""How often rows without samples are looked for. Chosen: as long as an object counts as there
+(`_GONE_S`). Half of it: a look at all rows, some milliseconds, twice as often."""
 _GONE_ROUNDS: Final = 3
 _GONE_S: Final = 30.0
 """Chosen: an object without a sample for as many rounds and as long has gone. A group that is there

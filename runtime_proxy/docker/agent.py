@@ -29,7 +29,7 @@ _RETRY_S = 0.5
 _SETTLE_S = 2.0
 # A head of the largest size may come before dockerd's socket is connected.
 _MAX_EARLY_BYTES = 1024 * 1024
-# For each direction of each connection.
+# For each direction of each connection. Chosen as in `runtime_proxy.server`.
 _WRITE_BUFFER_BYTES = 1024 * 1024
 
 

@@ -20,7 +20,8 @@ from runtime_proxy.http2.settings import Settings
 
 # Messages of the largest size that one client may have us hold at a time; kubelet has some KiB.
 _MAX_HELD_MESSAGES = 4
-# Streams that ended while their client was sending: some of that may be under way yet.
+# Streams that ended while their client was sending: some of that may be under way yet. Chosen: more
+# calls than kubelet has at a time. Twice the value: some KiB more for a client that never stops.
 _MAX_TURNED_AWAY = 64
 
 

@@ -42,6 +42,7 @@ MAX_CLIENT_BLOCK = 256 * 1024
 # The runtime's: an error's text travels in a header, and gRPC clients take 16 MiB of them.
 MAX_SERVER_BLOCK = 16 * 1024 * 1024
 # Frames of one block beside what its size needs: each costs a look for every part that arrives.
+# Chosen: clients fill their frames, so that one or two are enough. Twice the value: as many looks.
 _SPARE_FRAMES = 16
 
 # Length as two parts (high 16 bits, low 8 bits), type, flags, stream with its reserved bit.

@@ -521,6 +521,26 @@ def test_a_profile_shapes_a_reservation() -> None:
         judge.mutate(review)
 
 
+def test_a_bad_profile_keeps_no_reservation_from_another_and_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = {"metadata": {"name": "bad"}, "spec": {"probability": "x", "labels": {"bad": "1"}}}
+    broken = {
+        "metadata": {"name": "broken"},
+        "spec": {"selector": {"matchExpressions": [{"key": "x", "operator": "Near"}]}},
+    }
+    good = {"metadata": {"name": "good"}, "spec": {"labels": {"good": "1"}}}
+    judge = ReservationAdmission(admission(profiles=[bad, broken, good]).caches)
+    obj = {"metadata": {"name": "r"}, "spec": {"template": {}}}
+    review = request(obj, kind="Reservation", resource="reservations", namespace="")
+    for _ in range(3):
+        assert patched(obj, judge.mutate(review))["metadata"]["labels"] == {"good": "1"}
+    lines = sorted(record.getMessage() for record in caplog.records)
+    assert len(lines) == 2
+    assert lines[0].startswith("ClusterColocationProfile bad: spec.probability = 'x'")
+    assert lines[1].startswith("ClusterColocationProfile broken: selector = ")
+
+
 @pytest.mark.parametrize(
     ("profile", "namespace", "applies"),
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +107,33 @@ def test_children_that_are_created_together_stay_below_their_parents_minimum() -
     )
     assert bed.create(plain("b", "4")) == ""
     assert "spec.min cpu 11 in all" in bed.create(plain("c", "1"))
+
+
+def test_reviews_in_two_threads_count_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A review of more than 64 KiB is answered in a thread, beside those on the event loop."""
+    bed = Bed()
+    real, calls, noted = bed.judge._tree, [0], threading.Event()
+
+    def tree() -> QuotaTree:
+        calls[0] += 1
+        if calls[0] == 2:  # the first review is checked, and not noted yet
+            noted.wait(0.3)
+        return real()
+
+    monkeypatch.setattr(bed.judge, "_tree", tree)
+    answers: list[str] = []
+
+    def second() -> None:
+        answers.append(bed.create(plain("b", "6")))
+        noted.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(bed.create, plain("a", "6"))
+        while calls[0] < 2:
+            time.sleep(0.001)
+        pool.submit(second).result()
+        assert first.result() == ""
+    assert "children of p have spec.min cpu 12 in all, above its own 10" in answers[0]
 
 
 def test_a_quota_counts_once_when_the_cache_shows_it() -> None:

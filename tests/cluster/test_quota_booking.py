@@ -88,6 +88,12 @@ def test_pods_that_come_together_book_what_fits() -> None:
     assert [method for method, _, _ in bed.server.writes] == ["PATCH"] * 3
 
 
+def test_a_quota_that_nobody_books_on_is_not_remembered() -> None:
+    bed = Bed(quota())
+    bed.messages(pod(), pod(), pod(name="gone"))
+    assert not bed.evaluator._locks
+
+
 def test_a_refusal_lists_what_is_exceeded() -> None:
     bed = Bed(quota(child_request={"cpu": "7"}))
     assert bed.messages(pod("4", memory="11Gi")) == [

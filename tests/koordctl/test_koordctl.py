@@ -223,7 +223,7 @@ def test_without_a_daemon_the_run_directory_is_the_named_one_else_that_of_the_co
     config += ["--run-dir", str(tmp_path / "named")] if named else []
     meant = "named" if named else "file"
     assert main(["restore", *config]) == 0
-    assert f"no daemon has used {tmp_path}/{meant} since" in capsys.readouterr().out
+    assert f"{tmp_path}/{meant} has no file of a daemon" in capsys.readouterr().out
     planned: list[str] = []
 
     def plan_offline(config: Config, *_: object, **__: object) -> dict[str, object]:

@@ -46,6 +46,8 @@ _LOG = logging.getLogger("koordlet.qos")
 _RETRY_S: Final = 10.0
 """After a refusal, unless the server names a time. The API server's own for disruption budgets."""
 _LONGEST_RETRY_S: Final = 300.0
+"""Of what the server names. Chosen: a shortage that lasts five minutes is worth another attempt.
+Twice the value leaves a victim alone for as much longer, also when its budget allows it by then."""
 _AWAY_S: Final = 10.0
 """How long an API server that did not answer is left alone. Chosen: two of its time limits. Twice
 the value delays the next eviction over the API by as much."""
