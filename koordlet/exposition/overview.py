@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from apis.qos import (
     PriorityClass,
@@ -33,7 +33,7 @@ STEP_S: Final = 10.0
 """Between two points of the history. Chosen: 360 points in an hour are as many as a chart has
 pixels to show them; half of the value doubles the memory of 0.2 MB."""
 _MOST_NOTES: Final = 500
-"""Notes of the history. Chosen: more than a person reads; an audit log has all."""
+"""Notes of each strategy in the history. Chosen: more than a person reads; an audit log has all."""
 
 
 class Readable(Protocol):
@@ -145,7 +145,8 @@ class History:
         self._points: deque[tuple[float, Mapping[str, float]]] = deque(
             maxlen=int(HISTORY_S / STEP_S)
         )
-        self._notes: deque[Plain] = deque(maxlen=_MOST_NOTES)
+        self._notes: dict[str, deque[Plain]] = {}
+        """By strategy: one that notes much does not push out what others noted."""
 
     def due(self, wall: float) -> bool:
         """Return whether a new point is due. A clock that was set back begins a new history."""
@@ -176,19 +177,21 @@ class History:
 
     def note(self, wall: float, strategy: str, reason: str, message: str, obj: str) -> None:
         """Add what a strategy noted."""
-        self._notes.append(
+        of_strategy = self._notes.setdefault(strategy, deque(maxlen=_MOST_NOTES))
+        of_strategy.append(
             {"at": wall, "strategy": strategy, "reason": reason, "message": message, "obj": obj}
         )
 
     def plain(self) -> Plain:
         """Return the history: for each name a list of values, None where a point lacks it."""
         points = list(self._points)
+        notes = [note for of_strategy in tuple(self._notes.values()) for note in list(of_strategy)]
         names = sorted({name for _, values in points for name in values})
         return {
             "step_s": STEP_S,
             "times": [round(at, 1) for at, _ in points],
             "series": {name: [_short(values.get(name)) for _, values in points] for name in names},
-            "notes": list(self._notes),
+            "notes": sorted(notes, key=lambda note: cast(float, note["at"])),
         }
 
 

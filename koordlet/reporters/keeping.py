@@ -29,7 +29,8 @@ _LOG = logging.getLogger("koordlet.reporters")
 
 _RESYNC_S: Final = 300.0
 """How often the object is read although nothing is known to have changed. Chosen: what another
-writer removed is back within five minutes; half of it doubles the requests of an idle node."""
+writer removed is back within five minutes; half of it doubles the requests of an idle node. A
+twentieth more or less, so that nodes that started together do not stay together."""
 _LONGEST_BACKOFF_S: Final = 60.0
 """Between two attempts while the API server is away. Chosen: as for other connections to it."""
 
@@ -126,7 +127,7 @@ class Keeper:
                 self._report_problems(wanted)
                 await self._write(client, wanted)
                 self._wanted = wanted
-                self._look_at = now + _RESYNC_S
+                self._look_at = now + _RESYNC_S * random.uniform(0.95, 1.05)
         except (ApiError, Unreachable) as error:
             self._set_problem(str(error))
             self._look_at = 0.0

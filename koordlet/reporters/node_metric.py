@@ -105,7 +105,7 @@ def policy_of(spec: NodeMetricSpec) -> tuple[Policy, tuple[str, ...]]:
                 problems.append(
                     f"spec.metricCollectPolicy.nodeAggregatePolicy.durations: {text!r}: {problem}"
                 )
-        windows = tuple(kept)
+        windows = tuple(kept) or default.windows
     memory = given.node_memory_collect_policy or default.memory
     if memory not in _MEMORY:
         problems.append(

@@ -286,7 +286,10 @@ def _numa_stat(group: Cgroup) -> str:
         return " ".join(f"N{node}={number if node == first else 0}" for node in nodes)
 
     if group.hierarchy.version == 2:
-        return f"anon {line(anon)}\nfile {line(file)}\nunevictable {line(0)}\n"
+        return (
+            f"anon {line(anon)}\nfile {line(file)}\ninactive_anon {line(anon)}\n"
+            f"active_anon {line(0)}\nunevictable {line(0)}\n"
+        )
     lines: list[str] = []
     for prefix, of_file, of_anon in (
         ("", _state(group).file_bytes, own_anon),

@@ -154,10 +154,15 @@ def numa_memory_of_group(stat: bytes, version: int) -> dict[str, int]:
     """Return bytes of each NUMA node that are not page cache, from `memory.numa_stat`.
 
     v1 has pages, and sums of the subtree in lines that begin with "hierarchical_"; v2 has bytes.
-    v2's `anon` is all anonymous memory; v1's `anon` is what is on its lists, so that the
-    unevictable pages, which are on another list, are added there.
+    v1's `anon` is what is on the lists of anonymous pages, shared memory included, so that the
+    unevictable pages, which are on another list, are added. v2's `anon` lacks shared memory (an
+    emptyDir in memory): the lists are summed up, as for the pod's own memory.
     """
-    wanted = (b"hierarchical_anon=", b"hierarchical_unevictable=") if version == 1 else (b"anon ",)
+    wanted = (
+        (b"hierarchical_anon=", b"hierarchical_unevictable=")
+        if version == 1
+        else (b"inactive_anon ", b"active_anon ", b"unevictable ")
+    )
     unit = PAGE_BYTES if version == 1 else 1
     result: dict[str, int] = {}
     for line in stat.split(b"\n"):

@@ -17,6 +17,7 @@ from typing import Final, Protocol, cast
 import msgspec
 import numpy as np
 
+from hooks.facts import NodeInputs
 from koordlet.measurement.series import Metric
 from koordlet.qos.recording import frames
 from koordlet.qos.strategy import PodOnNode, Situation
@@ -100,7 +101,7 @@ class Recorder:
         parts: list[bytes] = []
         if self._written.get("inputs") is not situation.inputs:
             self._written["inputs"] = situation.inputs
-            parts.append(frames.pack(frames.Inputs(situation.inputs)))
+            parts.append(frames.pack(frames.Inputs(_without_private_words(situation.inputs))))
         if (
             self._written.get("pods") is not situation.pods
             or self._written.get("apps") is not situation.host_apps
@@ -164,6 +165,14 @@ def _without_private_parts(pod: PodOnNode) -> PodOnNode:
     )
     containers = tuple(msgspec.structs.replace(each, pod=kept) for each in pod.containers)
     return msgspec.structs.replace(pod, pod=kept, containers=containers)
+
+
+def _without_private_words(inputs: NodeInputs) -> NodeInputs:
+    """Return the inputs with the Node's labels and annotations of Koordinator's domain alone."""
+    node = msgspec.structs.replace(
+        inputs.node, labels=_ours(inputs.node.labels), annotations=_ours(inputs.node.annotations)
+    )
+    return msgspec.structs.replace(inputs, node=node)
 
 
 def _ours(words: Mapping[str, str]) -> dict[str, str]:

@@ -117,9 +117,14 @@ def test_points_come_at_their_step_and_are_bounded_to_an_hour() -> None:
         history.add(wall, look, {})
     times = history.plain()["times"]
     assert times[-1] - times[0] <= HISTORY_S
+    history.note(wall - 1, "seldom", "r", "first", "")
+    history.note(wall + 3000, "seldom", "r", "last", "")
     for number in range(2000):
-        history.note(wall, "s", "r", f"{number}", "")
-    assert len(history.plain()["notes"]) == 500
+        history.note(wall + number, "often", "r", f"{number}", "")
+    notes = history.plain()["notes"]
+    # What notes much pushes out its own notes alone, and all stand in the order of their times.
+    assert len(notes) == 502
+    assert [notes[at]["message"] for at in (0, 1, 500, 501)] == ["first", "1500", "1999", "last"]
 
 
 def test_a_clock_that_was_set_back_begins_a_new_history() -> None:

@@ -371,6 +371,12 @@ def test_bad_fields_are_named_and_the_others_hold() -> None:
     )
 
 
+def test_durations_that_are_all_bad_count_as_missing() -> None:
+    found, problems = policy(node_aggregate_policy=AggregatePolicy(("soon",)))
+    assert found.windows == Policy().windows != ()
+    assert len(problems) == 1
+
+
 def test_a_gpu_without_samples_of_both_is_left_out() -> None:
     made = node()
     use(made, "uid-a", 1.0, GIB)

@@ -17,7 +17,7 @@ import yaml
 
 from apis.effective_nodeslo import decode_nodeslo
 from hooks.claim import Claim
-from hooks.facts import NodeInputs, Settings
+from hooks.facts import NodeInputs, NodeMeta, Settings
 from hooks.standing import Standing
 from hooks.subject import ContainerSubject
 from koordctl import main as koordctl
@@ -55,6 +55,10 @@ _BATCH = be_pod(name="batch", labels={"team": "secret", "koordinator.sh/x": "kep
 def _inputs(spec: dict[str, Any]) -> NodeInputs:
     return NodeInputs(
         slo=decode_nodeslo({"spec": spec}, obj="NodeSLO n1"),
+        node=NodeMeta(
+            labels={"rack": "secret", "node.koordinator.sh/y": "kept"},
+            annotations={"cni/key": "secret", "node.koordinator.sh/z": "kept"},
+        ),
         settings=Settings(feature_gates={"BECPUSuppress": True, "CPUBurst": True}),
     )
 
@@ -185,6 +189,11 @@ def test_private_labels_and_annotations_are_not_in_the_file(tmp_path: Path) -> N
     [path] = paths_of(str(tmp_path))
     with open(path, "rb") as file:
         recorded = [each for each in frames.unpack(file) if isinstance(each, frames.Pods)]
+    with open(path, "rb") as file:
+        inputs = [each.inputs for each in frames.unpack(file) if isinstance(each, frames.Inputs)]
+    assert [(dict(each.node.labels), dict(each.node.annotations)) for each in inputs] == [
+        ({"node.koordinator.sh/y": "kept"}, {"node.koordinator.sh/z": "kept"})
+    ]
     labels = [dict(pod.pod.labels) for pod in recorded[0].pods]
     assert not any("team" in each for each in labels)
     assert any(each.get("koordinator.sh/x") == "kept" for each in labels)
