@@ -1,4 +1,4 @@
-"""When changes of pods reach the reconciler: a new pod at once, the others together."""
+"""When changes of pods reach the reconciler: a new pod soon, the others together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from hooks.engine import Engine
 from hooks.facts import NodeInputs
 from hooks.subject import Subject
 from koordlet.configuration.config import Config
+from koordlet.daemon import passes as module
 from koordlet.daemon.passes import Passes
 from koordlet.executor.journal import Journal
 from koordlet.reconciler.reconciler import Reconciler
@@ -72,13 +75,13 @@ async def until(recorder: Recorder, count: int) -> None:
             await recorder.arrived.wait()
 
 
-def test_a_new_pod_is_queued_at_once_and_those_that_follow_it_closely_together() -> None:
+def test_a_new_pod_is_queued_soon_and_those_that_follow_it_closely_together() -> None:
     async def run() -> None:
         made, recorder = passes()
         made.pod_appeared("a")
-        assert recorder.pods == []  # not before the reply
         await asyncio.sleep(0)
-        assert recorder.pods == [{"a"}]
+        assert recorder.pods == []  # not while the runtime takes the reply
+        await until(recorder, 1)
         made.pod_appeared("b")
         await asyncio.sleep(0)
         made.pod_appeared("c")
@@ -88,12 +91,30 @@ def test_a_new_pod_is_queued_at_once_and_those_that_follow_it_closely_together()
     asyncio.run(run())
 
 
-def test_a_new_pod_takes_along_what_was_gathered_before_it() -> None:
+def test_new_pods_that_have_waited_go_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        made.pod_appeared("a")
+        await until(recorder, 1)
+        monkeypatch.setattr(module, "_GATHER_S", 3600.0)
+        made.pod_appeared("b")
+        made.pod_changed("a")
+        monkeypatch.setattr(module, "_GATHER_S", 0.0)
+        made.pod_appeared("c")
+        await until(recorder, 2)
+        assert recorder.pods == [{"a"}, {"a", "b", "c"}]
+
+    asyncio.run(run())
+
+
+def test_a_new_pod_takes_along_what_was_gathered_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GATHER_S", 3600.0)
+
     async def run() -> None:
         made, recorder = passes()
         made.pod_changed("updated")
         made.pod_appeared("new")
-        await asyncio.sleep(0)
+        await until(recorder, 1)
         assert recorder.pods == [{"updated", "new"}]
 
     asyncio.run(run())
@@ -103,7 +124,7 @@ def test_changes_in_a_burst_of_new_pods_go_with_them() -> None:
     async def run() -> None:
         made, recorder = passes()
         made.pod_appeared("a")
-        await asyncio.sleep(0)
+        await until(recorder, 1)
         made.pod_changed("a")  # its container was created
         made.pod_appeared("b")
         await until(recorder, 2)
@@ -132,7 +153,7 @@ def test_a_container_with_all_its_values_waits_for_the_next_change() -> None:
         made, recorder = passes()
         made.container_complete("running")
         made.pod_appeared("new")
-        await asyncio.sleep(0)
+        await until(recorder, 1)
         assert recorder.pods == [{"running", "new"}]
 
     asyncio.run(run())
@@ -168,7 +189,7 @@ def test_what_follows_a_reply_is_done_before_the_reconciler_sees_the_change() ->
         seen: list[int] = []
         made, recorder = passes(lambda: seen.append(len(recorder.pods)))
         made.pod_appeared("a")
-        await asyncio.sleep(0)
+        await until(recorder, 1)
         assert (seen, recorder.pods) == ([0], [{"a"}])
         made.snapshot_for_pass()
         assert seen == [0, 1]
