@@ -1,7 +1,7 @@
 """Answers a runtime's NRI events from memory, and defers other work until after the reply.
 
 Every method runs on the event loop while the runtime holds its node-wide lock. It updates the
-state, has the engine decide, and returns. The reconciler, triggered right after the reply, writes
+state, has the engine decide, and returns. The reconciler, triggered soon after the reply, writes
 files; only a directory that the runtime is about to mount is made before the reply. The contract is
 in `nri_plugin.handler`.
 """
