@@ -75,14 +75,6 @@ class Claim:
     selected_node: str
     owner: str
 
-    @property
-    def name(self) -> str:
-        return self.key.partition("/")[2]
-
-    @property
-    def namespace(self) -> str:
-        return self.key.partition("/")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class Volume:
