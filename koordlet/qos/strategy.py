@@ -79,9 +79,10 @@ class Shortage(msgspec.Struct, frozen=True):
     resource: what is short, such as cpu, memory, kubernetes.io/batch-cpu. of_requests: the amounts
     are requests; otherwise they are usage. needed: what must be released, milli-cores or bytes.
     numbers: the measurement and the formula, for people.
-    victims: in the order in which they shall go, without pods whose deletion has begun. leaving:
-    those pods; what they release is not demanded of others. cool_down_s: the least time between
-    two rounds of evictions for this gate.
+    victims: in the order in which they shall go, without pods whose deletion has begun. others: the
+    other pods whose end releases some of it. They do not go for this shortage, but if they go for
+    another one or by themselves, that counts. cool_down_s: the least time between two rounds of
+    evictions for this gate.
     """
 
     gate: str
@@ -91,7 +92,7 @@ class Shortage(msgspec.Struct, frozen=True):
     numbers: str
     victims: tuple[Victim, ...]
     cool_down_s: float
-    leaving: tuple[Victim, ...] = ()
+    others: tuple[Victim, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True):

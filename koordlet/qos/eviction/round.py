@@ -1,7 +1,7 @@
 """One round of evictions as a state machine without I/O: shortages in, victims out.
 
 A round takes the shortages of all strategies together. What a victim releases counts for every
-shortage of the same resource, once for each pod. The loop around it:
+shortage that it releases some of, also for one that may not evict it. The loop around it:
 
     while (choice := round.next()) is not None:
         round.evicted(choice) if <the pod was evicted> else round.refused(choice, <why>)
@@ -84,7 +84,7 @@ class Round:
         return None
 
     def evicted(self, choice: Choice) -> None:
-        """Count what the victim releases, for every shortage that names it."""
+        """Count what the victim releases, for every shortage."""
         uid = choice.victim.pod.uid
         self._done.add(uid)
         self._left -= 1
@@ -133,10 +133,10 @@ class Round:
 
 
 def releases_of(uid: str, shortages: Sequence[Shortage]) -> dict[Key, int]:
-    """Return what a pod's end releases according to all shortages that name it."""
+    """Return what a pod's end releases of all that is short."""
     amounts: dict[Key, int] = {}
     for shortage in shortages:
-        for victim in (*shortage.victims, *shortage.leaving):
+        for victim in (*shortage.victims, *shortage.others):
             if victim.pod.uid == uid:
                 key = key_of(shortage)
                 amounts[key] = max(amounts.get(key, 0), victim.releases)

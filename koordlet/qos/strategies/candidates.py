@@ -148,10 +148,13 @@ def by_priority(
     return _ranked(situation.pods, gate, agreed, releases, order, faults)
 
 
-def leaving(pods: Iterable[PodOnNode], releases: Releases) -> tuple[Victim, ...]:
-    """Return what the pods whose deletion has begun will release."""
-    ending = (each.pod for each in live(pods) if each.terminating)
-    return tuple(Victim(pod, amount) for pod in ending if (amount := releases(pod)) > 0)
+def others(
+    pods: Iterable[PodOnNode], victims: Iterable[Victim], releases: Releases
+) -> tuple[Victim, ...]:
+    """Return the pods that are no victims and whose end would release some, too."""
+    named = {victim.pod.uid for victim in victims}
+    rest = (each.pod for each in live(pods) if each.pod.uid not in named)
+    return tuple(Victim(pod, amount) for pod in rest if (amount := releases(pod)) > 0)
 
 
 def _ranked(

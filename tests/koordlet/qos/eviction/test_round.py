@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koordlet.qos.eviction.round import Key, Round, key_of
+from koordlet.qos.eviction.round import Key, key_of
 from koordlet.qos.strategy import Shortage, Victim
+from tests.koordlet.qos.eviction.rounds import a_round, all_taken
 from tests.koordlet.qos.eviction_making import a_pod
 
 MEMORY: Key = ("memory", False)
@@ -24,7 +25,7 @@ def short(
     *victims: tuple[str, int],
     gate: str = "BEMemoryEvict",
     key: Key = MEMORY,
-    leaving: Sequence[tuple[str, int]] = (),
+    others: Sequence[tuple[str, int]] = (),
 ) -> Shortage:
     return Shortage(
         gate=gate,
@@ -34,36 +35,8 @@ def short(
         numbers="numbers",
         victims=tuple(victim(*each) for each in victims),
         cool_down_s=4.0,
-        leaving=tuple(victim(*each) for each in leaving),
+        others=tuple(victim(*each) for each in others),
     )
-
-
-def a_round(
-    *shortages: Shortage,
-    expected: dict[str, dict[Key, int]] | None = None,
-    barred: dict[str, str] | None = None,
-    cooling: dict[str, float] | None = None,
-    most: int = 100,
-) -> Round:
-    return Round(
-        shortages,
-        expected={f"uid-{name}": amounts for name, amounts in (expected or {}).items()},
-        barred={f"uid-{name}": why for name, why in (barred or {}).items()},
-        cooling=cooling or {},
-        most=most,
-    )
-
-
-def taken(round_: Round, refusing: tuple[str, ...] = ()) -> list[str]:
-    names = []
-    while (choice := round_.next()) is not None:
-        name = choice.victim.pod.name
-        if name in refusing:
-            round_.refused(choice, "refused by a budget")
-        else:
-            round_.evicted(choice)
-            names.append(name)
-    return names
 
 
 GIB = 1 << 30
@@ -87,22 +60,22 @@ ABC = (("b", 20 * GIB), ("a", 10 * GIB), ("c", 40 * GIB))
 def test_victims_go_in_order_until_the_shortage_is_covered(
     needed: int, victims: tuple[tuple[str, int], ...], gone: list[str]
 ) -> None:
-    assert taken(a_round(short(needed, *victims))) == gone
+    assert all_taken(a_round(short(needed, *victims))) == gone
 
 
 def test_a_refused_victim_makes_room_for_the_next() -> None:
     round_ = a_round(short(15, ("a", 10), ("b", 10), ("c", 10)))
-    assert taken(round_, refusing=("a",)) == ["b", "c"]
+    assert all_taken(round_, refusing=("a",)) == ["b", "c"]
     assert round_.uncovered() == ()
 
 
 def test_a_shortage_that_cannot_be_covered_says_why() -> None:
     round_ = a_round(short(100, ("a", 10), ("b", 10)))
-    assert taken(round_, refusing=("b",)) == ["a"]
+    assert all_taken(round_, refusing=("b",)) == ["a"]
     (left,) = round_.uncovered()
     assert (left.missing, left.why) == (90, "Pod default/b: refused by a budget")
     round_ = a_round(short(100, ("a", 10), ("b", 10)))
-    assert taken(round_, refusing=("a", "b")) == []
+    assert all_taken(round_, refusing=("a", "b")) == []
     assert round_.uncovered()[0].why == "Pod default/a: refused by a budget, and 1 more"
     (left,) = a_round(short(5)).uncovered()
     assert left.why == "no pod is left that may be evicted and would release any"
@@ -113,14 +86,29 @@ def test_what_one_victim_releases_counts_for_every_shortage_of_the_resource() ->
     second = short(15, ("a", 10), ("b", 10), gate="MemoryEvict")
     of_requests = short(5, ("c", 5), gate="MemoryAllocatableEvict", key=("memory", True))
     round_ = a_round(first, of_requests, second)
-    assert taken(round_) == ["a", "c", "b"]
+    assert all_taken(round_) == ["a", "c", "b"]
     assert round_.gates_served() == {"BEMemoryEvict", "MemoryEvict", "MemoryAllocatableEvict"}
 
 
 def test_a_pod_that_only_the_other_strategy_names_counts_too() -> None:
     first = short(10, ("a", 10))
     second = short(10, ("b", 10), gate="MemoryEvict")
-    assert taken(a_round(first, second)) == ["a"]
+    assert all_taken(a_round(first, second)) == ["a"]
+
+
+def test_a_victim_counts_for_shortages_that_it_may_not_go_for() -> None:
+    batch: Key = ("kubernetes.io/batch-cpu", True)
+    best_effort = short(10, ("hog", 10), gate="BECPUEvict", key=batch)
+    use = short(
+        8, ("agreed", 8), gate="CPUEvict", key=("cpu", False), others=[("hog", 6), ("rest", 9)]
+    )
+    round_ = a_round(best_effort, use)
+    assert all_taken(round_) == ["hog", "agreed"]
+    assert [each.missing for each in round_.uncovered()] == []
+    enough = short(6, ("agreed", 8), gate="CPUEvict", key=("cpu", False), others=[("hog", 6)])
+    round_ = a_round(best_effort, enough)
+    assert all_taken(round_) == ["hog"]
+    assert round_.gates_served() == {"BECPUEvict", "CPUEvict"}
 
 
 def test_pods_that_leave_or_were_evicted_are_counted_and_no_victims() -> None:
@@ -128,26 +116,26 @@ def test_pods_that_leave_or_were_evicted_are_counted_and_no_victims() -> None:
         short(25, ("old", 10), ("a", 10), ("b", 10)),
         expected={"old": {MEMORY: 10}, "leaving": {MEMORY: 5}},
     )
-    assert taken(round_) == ["a"]
+    assert all_taken(round_) == ["a"]
 
 
 def test_a_gate_that_cools_down_evicts_nothing_and_does_not_stop_others() -> None:
     one, other = short(10, ("a", 10)), short(10, ("b", 10), gate="CPUEvict", key=("cpu", False))
     round_ = a_round(one, other, cooling={"BEMemoryEvict": 7.0})
-    assert taken(round_) == ["b"]
+    assert all_taken(round_) == ["b"]
     assert round_.gates_served() == {"CPUEvict"}
     assert [each.why for each in round_.uncovered()] == ["within 7 s of the last evictions"]
 
 
 def test_the_most_of_a_round() -> None:
     round_ = a_round(short(100, ("a", 1), ("b", 1), ("c", 1)), most=2)
-    assert taken(round_) == ["a", "b"]
+    assert all_taken(round_) == ["a", "b"]
     assert round_.uncovered()[0].why == "the limit of evictions in one round is reached"
 
 
 def test_a_barred_pod_is_no_victim() -> None:
     round_ = a_round(short(10, ("a", 10)), barred={"a": "Pod default/a: a budget; tried again"})
-    assert taken(round_) == []
+    assert all_taken(round_) == []
     assert round_.uncovered()[0].why == "Pod default/a: a budget; tried again"
 
 
