@@ -66,10 +66,12 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """A pod that may be evicted. releases: what its end gives back, in the shortage's unit."""
+    """A pod that may be evicted. releases: what its end gives back, in the shortage's unit. rank:
+    equal for pods of which an operator prefers none; lower ranks go first."""
 
     pod: Pod
     releases: int
+    rank: tuple[float, ...] = ()
 
 
 class Shortage(msgspec.Struct, frozen=True):
