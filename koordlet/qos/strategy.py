@@ -130,6 +130,10 @@ def _whole(state: Any) -> Any:
     return state
 
 
+def _nothing(_: NodeInputs) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A strategy as data. `koordlet.qos.strategies.registry.STRATEGIES` lists all of them.
@@ -143,6 +147,7 @@ class Strategy:
     keep, resume: from the state to what is kept of it, and back; without them it is kept whole.
     lapsed: from the state to that of a step before which none of its claims are in force: the last
     step had none, or they have ended since, as after a stall.
+    disabled: why these inputs have it claim nothing, whatever is measured; "" where they do not.
     """
 
     name: str
@@ -155,3 +160,4 @@ class Strategy:
     keep: Callable[[Any], msgspec.Struct] = _whole
     resume: Callable[[Any], Any] = _whole
     lapsed: Callable[[Any], Any] = _whole
+    disabled: Callable[[NodeInputs], str] = _nothing
