@@ -138,30 +138,43 @@ class Round:
         done = set(self._done)
         choices: list[Choice] = []
         for shortage in active:
+            key = key_of(shortage)
             victims = [
                 each for each in shortage.victims if each.releases > 0 and each.pod.uid not in done
             ]
-            while victims and (missing := shortage.needed - released[key_of(shortage)]) > 0:
-                victim = victims.pop(_best(shortage, victims, missing))
+            largest = _largest(victims)
+            for place, first in enumerate(victims):
+                missing = shortage.needed - released[key]
+                if missing <= 0:
+                    break
+                fits = shortage.of_requests and largest[place] >= missing
+                victim = _smallest(victims[place:], missing) if fits else first
                 choices.append(Choice(shortage, victim))
                 done.add(victim.pod.uid)
                 released.update(self.releases[victim.pod.uid])
+        named = [{each.pod.uid for each in shortage.victims} for shortage in active]
         needed: list[Choice] = []
         for choice in reversed(choices):
             uid = choice.victim.pod.uid
-            if any(self._needs(each, uid, released[key_of(each)]) for each in active):
+            if any(
+                self._needs(each, uid, released[key_of(each)], named=uid in names)
+                for each, names in zip(active, named, strict=True)
+            ):
                 needed.append(choice)
             else:
                 released.subtract(self.releases[uid])
         needed.reverse()
         return needed
 
-    def _needs(self, shortage: Shortage, uid: str, released: int) -> bool:
-        """Return whether a shortage needs a planned pod. released: by all that is planned."""
+    def _needs(self, shortage: Shortage, uid: str, released: int, *, named: bool) -> bool:
+        """Return whether a shortage needs a planned pod.
+
+        released: by all that is planned. named: whether the pod may go for this shortage.
+        """
         amount = self.releases[uid].get(key_of(shortage), 0)
         if not amount or released - amount >= shortage.needed:
             return False
-        return released >= shortage.needed or any(v.pod.uid == uid for v in shortage.victims)
+        return released >= shortage.needed or named
 
     def _why(self, shortage: Shortage) -> str:
         if shortage.gate in self._cooling:
@@ -190,13 +203,19 @@ def releases_by_pod(shortages: Sequence[Shortage]) -> dict[str, dict[Key, int]]:
     return found
 
 
-def _best(shortage: Shortage, victims: Sequence[Victim], missing: int) -> int:
-    """Return the place of the victim that goes first; see the module."""
-    if not shortage.of_requests:
-        return 0
-    fitting = [
-        (each.releases, place)
-        for place, each in enumerate(victims)
-        if each.rank == victims[0].rank and each.releases >= missing
-    ]
-    return min(fitting)[1] if fitting else 0
+def _largest(victims: Sequence[Victim]) -> list[int]:
+    """Return for each victim the most that it or a later one of its rank releases."""
+    found: list[int] = []
+    for place in reversed(range(len(victims))):
+        one = victims[place]
+        same = place + 1 < len(victims) and victims[place + 1].rank == one.rank
+        found.append(max(one.releases, found[-1]) if same else one.releases)
+    found.reverse()
+    return found
+
+
+def _smallest(victims: Sequence[Victim], missing: int) -> Victim:
+    """Return the victim of the first one's rank that covers what is missing with the least."""
+    rank = victims[0].rank
+    fitting = (each for each in victims if each.rank == rank and each.releases >= missing)
+    return min(fitting, key=lambda each: each.releases)
