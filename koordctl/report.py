@@ -119,6 +119,12 @@ def _charts(
             series,
         ),
         _chart(
+            "CPU burst: containers with a raised quota",
+            times,
+            [("cpu_burst_raised_quotas", "raised")],
+            series,
+        ),
+        _chart(
             "Pressure: share of time in which tasks waited, in percent",
             times,
             [(each, each.removeprefix("psi.")) for each in series if each.startswith("psi.")],

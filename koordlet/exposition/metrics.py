@@ -94,8 +94,8 @@ class Readings(Protocol):
         ...
 
     @property
-    def kubelet_durations(self) -> Mapping[str, Histogram]:
-        """Durations of requests to kubelet by status code, in seconds."""
+    def kubelet_durations(self) -> Mapping[tuple[str, str], Histogram]:
+        """Durations of requests to kubelet by path and status code, in seconds."""
         ...
 
     @property
@@ -256,8 +256,8 @@ def _repair(readings: Readings) -> Iterator[Metric]:
         "Time that a request to kubelet took.",
         labels=["verb", "path", "code"],
     )
-    for code, histogram in tuple(readings.kubelet_durations.items()):
-        requests.add_metric(["get", "/pods/", code], histogram.cumulative(), histogram.sum)
+    for (path, code), histogram in tuple(readings.kubelet_durations.items()):
+        requests.add_metric(["get", path, code], histogram.cumulative(), histogram.sum)
     yield requests
     values = GaugeMetricFamily(
         "koordlet_values", "Desired kernel values by state.", labels=["resource", "state"]

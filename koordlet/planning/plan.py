@@ -9,15 +9,15 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from apis.effective_nodeslo import default_nodeslo
 from hooks.engine import Decide, Engine, decide
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
 from hooks.policies import BUILTIN
 from hooks.policy import Policy
-from hooks.standing import NOTHING_STANDS, Standing, merged
+from hooks.standing import Standing, merged
 from hooks.subject import PodSubject
 from koordlet.configuration.config import Config
 from koordlet.decisions.decider import name_of
@@ -45,6 +45,8 @@ from koordlet.state.requests_log import load_requests
 from linux.cgroup_paths import Layout
 from linux.host import Host
 
+NO_CLAIMS: Final[Mapping[str, Standing]] = {}
+
 
 def inputs_of(
     objects: NodeObjects, *, node_name: str, kernel_facts: KernelFacts, config: Config
@@ -70,7 +72,7 @@ def plan(
     site: Sequence[Policy] = (),
     decide: Decide = decide,
     before: Engine | None = None,
-    standing: Standing = NOTHING_STANDS,
+    claims: Mapping[str, Standing] = NO_CLAIMS,
     shaped: Shaped | None = None,
 ) -> Plain:
     """Return what a pass under `objects` would write. `state` and `journal` must be copies.
@@ -78,9 +80,11 @@ def plan(
     `pods` of the answer is the number of pods that are planned for.
 
     site: the site's policies. decide: decides about one subject. before: the engine in force, for
-    what changes in the policies. standing: the strategies' claims, which stay as they are. shaped:
-    for traffic classes; None leaves them out.
+    what changes in the policies. claims: the strategies' claims, which stay as they are, without
+    those of strategies that `inputs` disable. shaped: for traffic classes; None leaves them out.
     """
+    disabled = {each.name: why for each in STRATEGIES if (why := each.disabled(inputs))}
+    standing = merged([of for name, of in claims.items() if name not in disabled])
     engine = Engine.build((*BUILTIN, *site), inputs)
     apps, errors = host_app_subjects(inputs.slo.host_applications, layout)
     state.pods_list(Source.OBJECTS, [known_pod(pod) for pod in objects.pods])
@@ -103,7 +107,15 @@ def plan(
             *network,
         ],
         "pods": sum(isinstance(subject, PodSubject) for subject in snapshot.subjects),
-        "policies": [*_policy_changes(before, engine), *_network_change(before, engine)],
+        "policies": [
+            *_policy_changes(before, engine),
+            *_network_change(before, engine),
+            *(
+                {"policy": name, "before": "on", "after": "off", "why": disabled[name]}
+                for name in claims
+                if name in disabled
+            ),
+        ],
         "problems": [
             *({"file": p.file, "object": p.obj, "message": p.message} for p in objects.problems),
             *_without_slo(objects, inputs.node.name),
@@ -186,14 +198,14 @@ class ReadOnlyHost:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-def _kept_claims(path: str, inputs: NodeInputs, *, boot: str) -> Standing:
+def _kept_claims(path: str, inputs: NodeInputs, *, boot: str) -> Mapping[str, Standing]:
     """Return the claims of strategies that a daemon would resume if it started now.
 
     Raises LeaseFileError and OSError.
     """
     ttl_s = {each.name: each.ttl_s for each in STRATEGIES if not gates_off(each, inputs.settings)}
     carried, _ = load(path, boot=boot, ttl_s=ttl_s, now=time.monotonic())
-    return merged([lease.standing for lease in carried.leases.values()])
+    return {name: lease.standing for name, lease in carried.leases.items()}
 
 
 def plan_offline(
@@ -243,9 +255,9 @@ def plan_offline(
     inputs = inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config)
     path = f"{config.run_dir}/{LEASES}"
     try:
-        standing = _kept_claims(path, inputs, boot=boot)
+        claims = _kept_claims(path, inputs, boot=boot)
     except (LeaseFileError, OSError) as error:
-        standing = NOTHING_STANDS
+        claims = NO_CLAIMS
         notes.append({"file": path, "object": "strategies' claims", "message": str(error)})
     shaped = Shaped(Network(f"{config.run_dir}/{NETWORK_FILE}"), config.network_qos.device, True)
     made = plan(
@@ -255,7 +267,7 @@ def plan_offline(
         state=state,
         objects=objects,
         inputs=inputs,
-        standing=standing,
+        claims=claims,
         shaped=shaped,
     )
     made["problems"] = [*notes, *made["problems"]]

@@ -59,6 +59,12 @@ class Board:
         with self._lock:
             return dict(self._leases)
 
+    @property
+    def claims(self) -> Mapping[str, Standing]:
+        """The claims in force by strategy, in the order in which they are merged."""
+        leases = self.leases
+        return {name: leases[name].standing for name in self._order if name in leases}
+
     def resume(self, leases: Mapping[str, Lease]) -> None:
         """Put claims from before a restart in force. Before the first step of any strategy."""
         with self._lock:
@@ -106,7 +112,7 @@ class Board:
             return min((lease.until for lease in self._leases.values()), default=None)
 
     def _publish(self) -> None:
-        names = sorted(self._leases, key=self._order.index)
+        names = [name for name in self._order if name in self._leases]
         self._standing = merged([self._leases[name].standing for name in names])
         self._published(self._standing)
 

@@ -66,10 +66,12 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """A pod that may be evicted. releases: what its end gives back, in the shortage's unit."""
+    """A pod that may be evicted. releases: what its end gives back, in the shortage's unit. rank:
+    equal for pods of which an operator prefers none; lower ranks go first."""
 
     pod: Pod
     releases: int
+    rank: tuple[float, ...] = ()
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -79,9 +81,10 @@ class Shortage(msgspec.Struct, frozen=True):
     resource: what is short, such as cpu, memory, kubernetes.io/batch-cpu. of_requests: the amounts
     are requests; otherwise they are usage. needed: what must be released, milli-cores or bytes.
     numbers: the measurement and the formula, for people.
-    victims: in the order in which they shall go, without pods whose deletion has begun. leaving:
-    those pods; what they release is not demanded of others. cool_down_s: the least time between
-    two rounds of evictions for this gate.
+    victims: in the order in which they shall go, without pods whose deletion has begun. others: the
+    other pods whose end releases some of it. They do not go for this shortage, but if they go for
+    another one or by themselves, that counts. cool_down_s: the least time between two rounds of
+    evictions for this gate.
     """
 
     gate: str
@@ -91,7 +94,7 @@ class Shortage(msgspec.Struct, frozen=True):
     numbers: str
     victims: tuple[Victim, ...]
     cool_down_s: float
-    leaving: tuple[Victim, ...] = ()
+    others: tuple[Victim, ...] = ()
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -127,6 +130,10 @@ def _whole(state: Any) -> Any:
     return state
 
 
+def _nothing(_: NodeInputs) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A strategy as data. `koordlet.qos.strategies.registry.STRATEGIES` lists all of them.
@@ -140,6 +147,7 @@ class Strategy:
     keep, resume: from the state to what is kept of it, and back; without them it is kept whole.
     lapsed: from the state to that of a step before which none of its claims are in force: the last
     step had none, or they have ended since, as after a stall.
+    disabled: why these inputs have it claim nothing, whatever is measured; "" where they do not.
     """
 
     name: str
@@ -152,3 +160,4 @@ class Strategy:
     keep: Callable[[Any], msgspec.Struct] = _whole
     resume: Callable[[Any], Any] = _whole
     lapsed: Callable[[Any], Any] = _whole
+    disabled: Callable[[NodeInputs], str] = _nothing

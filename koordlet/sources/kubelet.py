@@ -56,18 +56,17 @@ class KubeletClient:
         """bad_pod: called with (object, problem) for each pod that cannot be read."""
         self._config = config
         self._bad_pod = bad_pod
-        self.durations: dict[str, Histogram] = defaultdict(lambda: Histogram(BOUNDS_S))
+        self.durations: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(BOUNDS_S))
+        """Of requests that kubelet answered, in seconds, by path and status code."""
 
     def fetch(self) -> tuple[KnownPod, ...]:
         """Return kubelet's pods; raises SourceError."""
-        started = time.monotonic()
         try:
             status, body = self._get(PATH)
         except (OSError, http.client.HTTPException) as error:
             raise SourceError(
                 f"kubelet at {self._where}: {error}; is it running, and is kubelet.address right?"
             ) from error
-        self.durations[str(status)].observe(time.monotonic() - started)
         if status in (401, 403):
             raise SourceError(self._refusal(status, PATH, body))
         if status != 200:
@@ -120,7 +119,7 @@ class KubeletClient:
         return f"{'http' if config.read_only else 'https'}://{config.address}:{port}"
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        config = self._config
+        started, config = time.monotonic(), self._config
         connection: http.client.HTTPConnection
         headers = {"Accept": "application/json", "User-Agent": "koordlet"}
         if config.read_only:
@@ -146,6 +145,7 @@ class KubeletClient:
             raise SourceError(
                 f"kubelet at {self._where}: more than {MAX_BYTES >> 20} MiB of {path}"
             )
+        self.durations[path, str(response.status)].observe(time.monotonic() - started)
         return response.status, body
 
     def _token(self) -> str:

@@ -42,6 +42,7 @@ _OF_STRATEGIES: Final = {
     "be_suppress_cpu_cores": {"type"},
     "be_suppress_ls_used_cpu_cores": set[str](),
     "be_suppress_be_used_cpu_cores": set[str](),
+    "cpu_burst_raised_quotas": set[str](),
     "pressure_squeeze_ratio": {"resource"},
     "bandwidth_suppress_percent": {"domain"},
 }
@@ -121,6 +122,7 @@ def served() -> dict[str, dict[str, set[str]]]:
 
 _NAME: Final = re.compile(r"\b((?:koordlet|process)_[a-z_]+)(?:\{([^}]*)\})?")
 _MATCHER: Final = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+_GROUPED: Final = re.compile(r"\b(?:sum|count|max)(?: by \(([a-z_, ]*)\) )?\(")
 _LISTS: Final = re.compile(r"\b(?:by|on|ignoring|group_left) \(([a-z_, ]*)\)")
 
 
@@ -145,8 +147,8 @@ def faults(query: Query, served: dict[str, dict[str, set[str]]]) -> list[str]:
             for each in names.split(", ")
             if each and each not in labels
         ]
-    if (grouped := re.search(r"\bsum by \(([a-z_, ]*)\)", query.text)) is not None:
-        labels = set(grouped[1].split(", "))
+    if (grouped := _GROUPED.search(query.text)) is not None:
+        labels = set((grouped[1] or "").split(", "))
     found += [
         f"no label {each} for the legend"
         for each in re.findall(r"\{\{(\w+)\}\}", query.legend)
@@ -189,6 +191,8 @@ def test_faults_of_a_query_are_noticed(served: dict[str, dict[str, set[str]]]) -
     assert of("sum by (le, method) (koordlet_nri_hook_duration_seconds_bucket)", "{{node}}") == [
         "no label node for the legend"
     ]
+    assert of("sum(koordlet_strategy_on)", "{{strategy}}") == ["no label strategy for the legend"]
+    assert of("topk(10, koordlet_strategy_on)", "{{strategy}}") == []
     assert of("koordlet_pods * on (instance, host) koordlet_start_time") == [
         "no series has a label host"
     ]
@@ -213,6 +217,22 @@ def test_a_board_is_whole(board: Path) -> None:
         assert all(
             target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"]
         )
+
+
+def test_the_board_of_the_cluster_shows_sums_and_single_nodes() -> None:
+    """A line for each node of a large cluster could not be read."""
+    (board,) = [path for path in BOARDS if path.name == "koordlet-cluster.json"]
+    unbounded = [
+        each.text
+        for each in queries(board)
+        if not each.text.startswith(("sum", "count", "topk(10, ", "bottomk(10, ", "histogram_"))
+    ]
+    assert unbounded == []
+
+
+def test_boards_can_be_told_apart() -> None:
+    trees = [json.loads(path.read_text()) for path in BOARDS]
+    assert len({tree["uid"] for tree in trees}) == len({tree["title"] for tree in trees}) == 2
 
 
 def test_there_is_a_board_and_it_has_a_panel_for_each_kind_of_measurement() -> None:

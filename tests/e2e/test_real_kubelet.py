@@ -15,12 +15,14 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from apis.keys import ANNOTATION_EVICTION_PRIORITY
 from koordlet.configuration.config import Kubelet as KubeletConfig
 from koordlet.manifests import files
 from koordlet.sources.kubelet import KubeletClient
@@ -75,8 +77,8 @@ def here(
         endpoint = runtime.socket if between is None else between.socket
         kubelet = stack.enter_context(real_kubelet(runtime, server, endpoint=endpoint))
         asyncio.run(as_admin(server, configure))
-        one_at_a_time = {"qos": {"evictMostPerRound": 1, "memoryEvictCoolDown": "10m"}}
-        config = {**sources(server, kubelet, folder), **transport(between), **one_at_a_time}
+        two_at_most = {"qos": {"evictMostPerRound": 2, "memoryEvictCoolDown": "10m"}}
+        config = {**sources(server, kubelet, folder), **transport(between), **two_at_most}
         objects: list[Manifest] = []
         gates = {"CPUNormalization": True, "BEMemoryEvict": True}
         koordlet = stack.enter_context(daemon(runtime, objects, gates=gates, config=config))
@@ -310,10 +312,21 @@ def test_a_kubelet_that_restarts_changes_no_value_and_finds_its_pods(here: Node)
             assert as_running(here, stored(here, pod.name)).containers == pod.containers
 
 
-_HOG = ["/bin/sh", "-c", "x=$(yes | head -c 30000000); while true; do sleep 1; done"]
+def hog(name: str, megabytes: int, **annotations: str) -> Manifest:
+    """Return a best-effort pod that uses at least so much memory."""
+    keep = f"x=$(yes | head -c {megabytes}000000); while true; do sleep 1; done"
+    made = batch_pod(name, command=["/bin/sh", "-c", keep])
+    made["metadata"]["annotations"] |= annotations
+    return made
 
 
-def test_the_pod_that_uses_most_is_evicted_and_kubelet_ends_it(here: Node) -> None:
+def is_gone(here: Node, pod: RunningPod) -> bool:
+    return stored(here, pod.name) is None
+
+
+def test_evictions_go_by_eviction_priority_and_by_use_and_kubelet_ends_the_pods(
+    here: Node,
+) -> None:
     def memory_of(pod: RunningPod) -> float:
         pods = here.koordlet.query("top").get("pods", ())
         return next((each["memory"] or 0 for each in pods if each["name"] == pod.name), 0)
@@ -321,21 +334,31 @@ def test_the_pod_that_uses_most_is_evicted_and_kubelet_ends_it(here: Node) -> No
     with (
         running(here, batch_pod("small")) as small,
         running(here, ls_pod("other")) as other,
-        running(here, batch_pod("hog", command=_HOG)) as hog,
+        running(here, hog("most", 30)) as most,
+        running(here, hog("chosen", 15, **{ANNOTATION_EVICTION_PRIORITY: "-1"})) as chosen,
     ):
         wait_until(
-            lambda: memory_of(hog) > 25_000_000 and memory_of(small) > 0,
-            "both best-effort pods are measured",
+            lambda: memory_of(most) > memory_of(chosen) > 12_000_000 > memory_of(small) > 0,
+            "the best-effort pods are measured",
             timeout_s=40,
         )
+        # Far more than both use is short, so that the limit of a round spares the third.
         with threshold(here, memoryEvictThresholdPercent=1, memoryEvictLowerPercent=0):
-            wait_until(lambda: stored(here, hog.name) is None, "the eviction", timeout_s=60)
+            for pod in (chosen, most):
+                wait_until(partial(is_gone, here, pod), f"{pod.name} to go", timeout_s=60)
         assert is_running(here, small.name) and is_running(here, other.name)
-        wait_until(lambda: evictions_of(here, hog), "the event")
-        (event,) = evictions_of(here, hog)
-        assert "koordlet feature BEMemoryEvict" in event["message"]
-        assert "at least 1 %: release" in event["message"]
+        versions = []
+        for pod in (chosen, most):
+            wait_until(partial(evictions_of, here, pod), f"the event of {pod.name}")
+            (event,) = evictions_of(here, pod)
+            assert event["type"] == "Warning"
+            assert f"kill pod: {pod.name}; " in event["message"]
+            assert "koordlet feature BEMemoryEvict" in event["message"]
+            assert "at least 1 %: release" in event["message"]
+            versions.append(int(event["metadata"]["resourceVersion"]))
+        assert versions == sorted(versions)
         evictions = here.koordlet.query("status")["evictions"]
         assert [(each["pod"], each["means"]) for each in evictions["last"]] == [
-            (f"Pod default/{hog.name}", "api")
+            (f"Pod default/{chosen.name}", "api"),
+            (f"Pod default/{most.name}", "api"),
         ]

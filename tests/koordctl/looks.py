@@ -128,6 +128,7 @@ def hour() -> dict[str, Any]:
             "memory.LS": [8.0 * _GIB] * 361,
             "be.limit": be,
             "be_suppress_cpu_cores{type=cpuset}": be,
+            "cpu_burst_raised_quotas": [float(step // 120) for step in range(361)],
             "psi.cpu.some.avg10": [each * 2 for each in load],
             "cpu.prod": load,
             "predicted.cpu.prod": [6.2] * 361,

@@ -120,6 +120,8 @@ def test_an_offline_plan_keeps_the_claims_that_the_last_daemon_left(
 ) -> None:
     """As the next daemon does until its strategies have measured."""
     (tmp_path / "objects" / "pod.yaml").write_text(yaml.safe_dump(ls_manifest(POD_UID)))
+    suppressing = {**SLO, "spec": {"resourceUsedThresholdWithBE": {"enable": True}}}
+    (tmp_path / "objects" / "slo.yaml").write_text(yaml.safe_dump(suppressing))
     (tmp_path / "run").mkdir()
     claim = Claim(Resource.CPU_CFS_QUOTA, 70_000, policy="s", reason="busy", source="a gate")
     standing = Standing({"kubeqos/BestEffort": (claim,)})
@@ -137,6 +139,32 @@ def test_an_offline_plan_keeps_the_claims_that_the_last_daemon_left(
         "strategies' claims"
     ]
     assert len(answer["writes"]) == 1
+
+
+def test_an_offline_plan_drops_the_claims_of_a_strategy_that_its_objects_disable(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "objects" / "slo.yaml").write_text(yaml.safe_dump({**SLO, "spec": {}}))
+    (tmp_path / "objects" / "pod.yaml").write_text(yaml.safe_dump(ls_manifest(POD_UID)))
+    (tmp_path / "run").mkdir()
+
+    def claim(quota_us: int) -> Claim:
+        return Claim(Resource.CPU_CFS_QUOTA, quota_us, policy="s", reason="busy", source="a gate")
+
+    leases = {
+        "BECPUSuppress": Lease(Standing({"kubeqos/BestEffort": (claim(70_000),)}), 0.0),
+        "CPUBurst": Lease(Standing({"kubeqos/Burstable": (claim(90_000),)}), 0.0),
+    }
+    save(leases, str(tmp_path / "run" / "leases"), boot=boot_id(machine.kernel))
+    assert plan_offline(tmp_path, "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sorted(each["new"].split()[0] for each in answer["writes"]) == ["50000", "90000"]
+    assert {
+        "policy": "BECPUSuppress",
+        "before": "on",
+        "after": "off",
+        "why": "NodeSLO spec.resourceUsedThresholdWithBE.enable is false",
+    } in answer["policies"]
 
 
 def test_a_plan_lists_bad_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,7 @@ def test_it_shows_charts_strategies_notes_cpus_and_pods() -> None:
         "CPU used, in cores",
         "Memory used, without page cache, in GiB",
         "Best effort: the cores that it may use, and uses",
+        "CPU burst: containers with a raised quota",
         "Pressure: share of time in which tasks waited, in percent",
         "Prediction: the peak that is predicted for prod, and what prod used, in cores",
         "Prediction: the peak that is predicted for prod, and what prod used, in GiB",
@@ -338,6 +339,15 @@ def test_best_effort_has_a_line_for_each_kind_of_suppression() -> None:
         ("c2", "left by suppression"),
         ("c3", "left by suppression: cpuset, n1"),
     ]
+
+
+def test_bursts_are_drawn_by_the_number_of_raised_quotas() -> None:
+    figures = _figures({"cpu_burst_raised_quotas": [0.0, 2.0, 1.0], "cpu.node": [1.0] * 3})
+    figure = figures["CPU burst: containers with a raised quota"]
+    assert _lines(figure) == {"raised": "M56.0,182.0L508.0,4.0L960.0,93.0"}
+    assert list(_figures({"cpu.node": [1.0] * 3})) == [
+        _CPU
+    ]  # without CPU burst, or a daemon of before
 
 
 def test_a_prediction_has_the_unit_of_what_it_predicts() -> None:

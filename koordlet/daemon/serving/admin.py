@@ -224,7 +224,7 @@ class _Answers:
         journal = parts.journal.copy_in_memory()
         kernel_facts, config = parts.rules.inputs.kernel, parts.config
         site, decider = parts.rules.site_policies, self._decider()
-        standing = parts.hook_decider.standing
+        claims = parts.dynamics.board.claims
         # A reader of its own: one thread at a time uses one.
         shaped = Shaped(Network(f"{config.run_dir}/{NETWORK_QOS}"), config.network_qos.device)
 
@@ -246,7 +246,7 @@ class _Answers:
                 site=site,
                 decide=decider.repair,
                 before=engine,
-                standing=standing,
+                claims=claims,
                 shaped=shaped,
             )
 

@@ -92,7 +92,7 @@ class DaemonReadings:
         return host.write_durations if isinstance(host, TimedHost) else {}
 
     @property
-    def kubelet_durations(self) -> Mapping[str, Histogram]:
+    def kubelet_durations(self) -> Mapping[tuple[str, str], Histogram]:
         kubelet = self._parts.feeds.kubelet
         return kubelet.durations if kubelet is not None else {}
 

@@ -36,7 +36,7 @@ from koordlet.qos.eviction.kubelet_restarts import is_static, restarts_container
 from koordlet.qos.eviction.means import Answered, EvictionApi, Stopper
 from koordlet.qos.eviction.past_rounds import Past, PastRounds
 from koordlet.qos.eviction.reports import Reports
-from koordlet.qos.eviction.round import Choice, Key, Round, Uncovered, releases_of
+from koordlet.qos.eviction.round import Choice, Key, Round, Uncovered
 from koordlet.qos.strategy import Note, PodOnNode, Shortage, Situation
 from service.events import Events, Severity
 from service.repeats import Repeats
@@ -200,7 +200,7 @@ class Evictor:
         )
         while (choice := round_.next()) is not None:
             uid = choice.victim.pod.uid
-            releases = releases_of(uid, shortages)
+            releases = round_.releases[uid]
             why = await self._evict(choice, pods.get(uid), releases, upstream=upstream)
             if why:
                 round_.refused(choice, why)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from koordlet.qos.eviction.round import Key, releases_of
+from koordlet.qos.eviction.round import Key, releases_by_pod
 from koordlet.qos.strategy import PodOnNode, Shortage, Situation
 
 _EXPECTED_S: Final = 120.0
@@ -153,14 +153,15 @@ class PastRounds:
         A pod that has left for too long releases nothing more: it is stuck.
         """
         expected: dict[str, dict[Key, int]] = {}
+        releases = releases_by_pod(shortages)
         for uid, since in self._leaving_since.items():
             counts = now - since < _EXPECTED_S
-            expected[uid] = releases_of(uid, shortages) if counts else {}
+            expected[uid] = releases.get(uid, {}) if counts else {}
         for uid, each in self._evicted.items():
             if uid not in expected:
                 released = {(resource, kind): n for resource, kind, n in each.releases}
                 counts = now < each.counts_until
-                expected[uid] = {**released, **releases_of(uid, shortages)} if counts else {}
+                expected[uid] = {**released, **releases.get(uid, {})} if counts else {}
         return expected
 
     def barred(self, pods: Mapping[str, PodOnNode], now: float) -> dict[str, str]:

@@ -1,18 +1,31 @@
 """One round of evictions as a state machine without I/O: shortages in, victims out.
 
 A round takes the shortages of all strategies together. What a victim releases counts for every
-shortage of the same resource, once for each pod. The loop around it:
+shortage that it releases some of, also for one that may not evict it. The loop around it:
 
     while (choice := round.next()) is not None:
         round.evicted(choice) if <the pod was evicted> else round.refused(choice, <why>)
 
-Victims go in the strategy's order; a refused one makes room for the next. A shortage is covered
-when the pods that leave anyway, those evicted before and those of this round release what it needs,
-so it never takes more than it needs by more than its last victim.
+Which pods go is planned for the whole round, and again after each refusal:
+
+1. Each shortage in turn takes victims until it is covered: the lowest rank first, and within a rank
+
+       use        in the strategy's order, so those that use most first
+       requests   the smallest that covers the rest; where none does, in the strategy's order
+
+   A request is a fixed amount, and what is released of it beyond the shortage is wasted. Use is
+   not: its largest user is mostly the one that grows, and a smaller one in its place would be
+   followed by others.
+2. Of these, each that the others make needless is spared, the last taken first: all shortages stay
+   covered without it. So no victim of a round can be left out, as long as none is refused.
+
+A shortage is covered when the pods that leave anyway, those evicted before and those of this round
+release what it needs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -63,37 +76,39 @@ class Round:
         self._shortages = tuple(shortages)
         self._cooling = dict(cooling)
         self._left = most
+        self.releases = releases_by_pod(shortages)
+        """uid -> what the pod's end releases."""
         self._released: dict[Key, dict[str, int]] = {}
         for uid, amounts in expected.items():
             for key, amount in amounts.items():
                 self._released.setdefault(key, {})[uid] = amount
         self._done = {*expected, *barred}
         self._refusals: dict[str, str] = dict(barred)
+        self._planned: list[Choice] | None = None
         self.taken: list[Choice] = []
 
     def next(self) -> Choice | None:
         """Return the next victim; None when all is covered, or no victim or room is left."""
         if self._left <= 0:
             return None
-        for shortage in self._shortages:
-            if shortage.gate in self._cooling or self.missing(shortage) <= 0:
-                continue
-            for victim in shortage.victims:
-                if victim.releases > 0 and victim.pod.uid not in self._done:
-                    return Choice(shortage, victim)
-        return None
+        if self._planned is None:
+            self._planned = self._plan()
+        return self._planned[0] if self._planned else None
 
     def evicted(self, choice: Choice) -> None:
-        """Count what the victim releases, for every shortage that names it."""
+        """Count what the victim releases, for every shortage."""
         uid = choice.victim.pod.uid
         self._done.add(uid)
         self._left -= 1
         self.taken.append(choice)
-        for key, amount in releases_of(uid, self._shortages).items():
+        for key, amount in self.releases[uid].items():
             self._released.setdefault(key, {})[uid] = amount
+        if self._planned is not None:
+            self._planned.remove(choice)
 
     def refused(self, choice: Choice, why: str) -> None:
         """Go on without this victim."""
+        self._planned = None
         self._done.add(choice.victim.pod.uid)
         self._refusals[choice.victim.pod.uid] = f"{choice.victim.pod.obj}: {why}"
 
@@ -116,6 +131,51 @@ class Round:
                 found.append(Uncovered(shortage, missing, self._why(shortage)))
         return tuple(found)
 
+    def _plan(self) -> list[Choice]:
+        """Return the victims that are still to go, in order."""
+        released = Counter({key: sum(pods.values()) for key, pods in self._released.items()})
+        active = [each for each in self._shortages if each.gate not in self._cooling]
+        done = set(self._done)
+        choices: list[Choice] = []
+        for shortage in active:
+            key = key_of(shortage)
+            victims = [
+                each for each in shortage.victims if each.releases > 0 and each.pod.uid not in done
+            ]
+            largest = _largest(victims)
+            for place, first in enumerate(victims):
+                missing = shortage.needed - released[key]
+                if missing <= 0:
+                    break
+                fits = shortage.of_requests and largest[place] >= missing
+                victim = _smallest(victims[place:], missing) if fits else first
+                choices.append(Choice(shortage, victim))
+                done.add(victim.pod.uid)
+                released.update(self.releases[victim.pod.uid])
+        named = [{each.pod.uid for each in shortage.victims} for shortage in active]
+        needed: list[Choice] = []
+        for choice in reversed(choices):
+            uid = choice.victim.pod.uid
+            if any(
+                self._needs(each, uid, released[key_of(each)], named=uid in names)
+                for each, names in zip(active, named, strict=True)
+            ):
+                needed.append(choice)
+            else:
+                released.subtract(self.releases[uid])
+        needed.reverse()
+        return needed
+
+    def _needs(self, shortage: Shortage, uid: str, released: int, *, named: bool) -> bool:
+        """Return whether a shortage needs a planned pod.
+
+        released: by all that is planned. named: whether the pod may go for this shortage.
+        """
+        amount = self.releases[uid].get(key_of(shortage), 0)
+        if not amount or released - amount >= shortage.needed:
+            return False
+        return released >= shortage.needed or named
+
     def _why(self, shortage: Shortage) -> str:
         if shortage.gate in self._cooling:
             return f"within {self._cooling[shortage.gate]:g} s of the last evictions"
@@ -132,12 +192,30 @@ class Round:
         return "no pod is left that may be evicted and would release any"
 
 
-def releases_of(uid: str, shortages: Sequence[Shortage]) -> dict[Key, int]:
-    """Return what a pod's end releases according to all shortages that name it."""
-    amounts: dict[Key, int] = {}
+def releases_by_pod(shortages: Sequence[Shortage]) -> dict[str, dict[Key, int]]:
+    """Return uid -> what the pod's end releases of all that is short."""
+    found: dict[str, dict[Key, int]] = {}
     for shortage in shortages:
-        for victim in (*shortage.victims, *shortage.leaving):
-            if victim.pod.uid == uid:
-                key = key_of(shortage)
-                amounts[key] = max(amounts.get(key, 0), victim.releases)
-    return amounts
+        key = key_of(shortage)
+        for each in (*shortage.victims, *shortage.others):
+            amounts = found.setdefault(each.pod.uid, {})
+            amounts[key] = max(amounts.get(key, 0), each.releases)
+    return found
+
+
+def _largest(victims: Sequence[Victim]) -> list[int]:
+    """Return for each victim the most that it or a later one of its rank releases."""
+    found: list[int] = []
+    for place in reversed(range(len(victims))):
+        one = victims[place]
+        same = place + 1 < len(victims) and victims[place + 1].rank == one.rank
+        found.append(max(one.releases, found[-1]) if same else one.releases)
+    found.reverse()
+    return found
+
+
+def _smallest(victims: Sequence[Victim], missing: int) -> Victim:
+    """Return the victim of the first one's rank that covers what is missing with the least."""
+    rank = victims[0].rank
+    fitting = (each for each in victims if each.rank == rank and each.releases >= missing)
+    return min(fitting, key=lambda each: each.releases)

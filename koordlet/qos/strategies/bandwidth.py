@@ -321,6 +321,11 @@ def _notes(before: State, after: State, frame: Frame, summary: str) -> tuple[Not
     return (Note(3, NAME, summary if limited(after) else ended),)
 
 
+def disabled(inputs: NodeInputs) -> str:
+    """Return why no bandwidth can be bounded; "" where some can."""
+    return _offered(inputs)[1]
+
+
 STRATEGY: Final = Strategy(
     name=NAME,
     gates={NAME: False},
@@ -328,5 +333,6 @@ STRATEGY: Final = Strategy(
     ttl_s=10.0,  # as CPU suppression
     initial=State,
     step=step,
+    disabled=disabled,
     kept=State,
 )

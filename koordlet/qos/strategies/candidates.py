@@ -11,8 +11,8 @@ docs/facts/koordlet.md, "Eviction".
   annotation that cannot be read protects the pod from all of them, and is a named fault.
 - Best-effort evictions take pods of QoS class BE, unless `koordinator.sh/eviction-enabled` is
   "false". Evictions by priority need that label to be "true".
-- The order is eviction priority, then priority, then (by priority only) sub-priority, each
-  ascending, then what the strategy says.
+- The rank is eviction priority, then priority, then (by priority only) sub-priority, each
+  ascending. Pods of one rank are in the order that the strategy says.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def best_effort(
     last: Callable[[Pod], float],
     faults: list[InputError],
 ) -> tuple[Victim, ...]:
-    """Return the BE pods that `gate` may evict, in order; `last` is the last key of the order.
+    """Return the BE pods that `gate` may evict, in order; `last` is the order within a rank.
 
     With the switch EvictBEByPriorityAlone the eviction priority and the label
     `koordinator.sh/eviction-enabled` do not count, as upstream has it.
@@ -115,11 +115,11 @@ def best_effort(
         refused = pod.labels.get(LABEL_EVICTION_ENABLED) == "false" and not alone
         return pod.qos is QoSClass.BE and not refused
 
-    def order(pod: Pod) -> tuple[float, ...]:
+    def rank(pod: Pod) -> tuple[float, ...]:
         first = 0 if alone else _eviction_priority(pod, faults)
-        return first, priority_of(pod), last(pod)
+        return first, priority_of(pod)
 
-    return _ranked(situation.pods, gate, eligible, releases, order, faults)
+    return _ranked(situation.pods, gate, eligible, releases, rank, last, faults)
 
 
 def by_priority(
@@ -131,27 +131,28 @@ def by_priority(
 ) -> tuple[Victim, ...]:
     """Return the pods up to priority `highest` that agreed to be evicted, in order.
 
-    Among equals the pod that releases most goes first.
+    Within a rank the pod that releases most comes first.
     """
 
     def agreed(pod: Pod) -> bool:
         return pod.labels.get(LABEL_EVICTION_ENABLED) == "true" and priority_of(pod) <= highest
 
-    def order(pod: Pod) -> tuple[float, ...]:
-        return (
-            _eviction_priority(pod, faults),
-            priority_of(pod),
-            _sub_priority(pod, faults),
-            -releases(pod),
-        )
+    def rank(pod: Pod) -> tuple[float, ...]:
+        return _eviction_priority(pod, faults), priority_of(pod), _sub_priority(pod, faults)
 
-    return _ranked(situation.pods, gate, agreed, releases, order, faults)
+    def largest(pod: Pod) -> float:
+        return -releases(pod)
+
+    return _ranked(situation.pods, gate, agreed, releases, rank, largest, faults)
 
 
-def leaving(pods: Iterable[PodOnNode], releases: Releases) -> tuple[Victim, ...]:
-    """Return what the pods whose deletion has begun will release."""
-    ending = (each.pod for each in live(pods) if each.terminating)
-    return tuple(Victim(pod, amount) for pod in ending if (amount := releases(pod)) > 0)
+def others(
+    pods: Iterable[PodOnNode], victims: Iterable[Victim], releases: Releases
+) -> tuple[Victim, ...]:
+    """Return the pods that are no victims and whose end would release some, too."""
+    named = {victim.pod.uid for victim in victims}
+    rest = (each.pod for each in live(pods) if each.pod.uid not in named)
+    return tuple(Victim(pod, amount) for pod in rest if (amount := releases(pod)) > 0)
 
 
 def _ranked(
@@ -159,11 +160,12 @@ def _ranked(
     gate: str,
     eligible: Callable[[Pod], bool],
     releases: Releases,
-    order: Callable[[Pod], tuple[float, ...]],
+    rank: Callable[[Pod], tuple[float, ...]],
+    last: Callable[[Pod], float],
     faults: list[InputError],
 ) -> tuple[Victim, ...]:
     victims = [
-        Victim(each.pod, amount)
+        Victim(each.pod, amount, rank(each.pod))
         for each in live(pods)
         if not each.terminating
         and not each.unlisted
@@ -173,7 +175,7 @@ def _ranked(
     ]
     # The name makes the order of equals the same in every round.
     victims.sort(
-        key=lambda victim: (*order(victim.pod), victim.pod.namespace, victim.pod.name),
+        key=lambda one: (one.rank, last(one.pod), one.pod.namespace, one.pod.name),
     )
     return tuple(victims)
 

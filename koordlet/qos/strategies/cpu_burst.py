@@ -94,6 +94,8 @@ _ROOM: Final = 0.8
 """Chosen: use in parts of the lowered quota above which a calm container keeps its quota."""
 
 _SLO: Final = "NodeSLO spec.cpuBurstStrategy"
+_RAISED: Final = ("cpu_burst_raised_quotas", ())
+"""How many containers have a raised quota; our own gauge."""
 _ANNOTATION: Final = f"annotation {ANNOTATION_CPU_BURST}"
 _APART: Final = frozenset({QoSClass.LSE, QoSClass.LSR, QoSClass.BE})
 _LIVING: Final = frozenset({"", "Pending", "Running"})
@@ -220,6 +222,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         summary = _no_pod(situation.inputs.slo.cpu_burst_strategy)
     else:
         summary = f"{raised} of {len(held)} quotas raised: {load}"
+        gauges[_RAISED] = float(raised)
     if bounded:
         summary += f"; {bounded} {_WITHOUT_EFFECT}"
     if wants_burst and not has_burst:

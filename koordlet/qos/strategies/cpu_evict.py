@@ -89,6 +89,7 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
     def of_best_effort(pod: Pod) -> int:
         return batch_cpu_request(pod) if pod.qos == "BE" else 0
 
+    victims = candidates.best_effort(situation, gate, batch_cpu_request, unused_share, faults)
     return (
         Shortage(
             gate=gate,
@@ -101,11 +102,9 @@ def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple
                 f" {mean.used:.0f} over {window_s:.0f} s:"
                 f" release {needed} requested milli-cores to reach {upper} %"
             ),
-            victims=candidates.best_effort(
-                situation, gate, batch_cpu_request, unused_share, faults
-            ),
+            victims=victims,
             cool_down_s=COOL_DOWN_S,
-            leaving=candidates.leaving(situation.pods, of_best_effort),
+            others=candidates.others(situation.pods, victims, of_best_effort),
         ),
     )
 
@@ -198,6 +197,7 @@ def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tupl
     if over is None:
         return ()
     used = used_by(situation, Metric.POD_CPU, 1000)
+    victims = candidates.by_priority(situation, gate, highest, used, faults)
     return (
         Shortage(
             gate=gate,
@@ -209,9 +209,9 @@ def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tupl
                 f" over {window_s:.0f} s, at least {limits.threshold} %:"
                 f" release {over.amount} milli-cores to reach {limits.lower} %"
             ),
-            victims=candidates.by_priority(situation, gate, highest, used, faults),
+            victims=victims,
             cool_down_s=COOL_DOWN_S,
-            leaving=candidates.leaving(situation.pods, used),
+            others=candidates.others(situation.pods, victims, used),
         ),
     )
 

@@ -80,6 +80,7 @@ _HOLD_S: Final = 10.0
 shorter; a node that is not measured must not stay suppressed for ever."""
 
 _SLO: Final = "NodeSLO spec.resourceUsedThresholdWithBE"
+_DISABLED: Final = f"{_SLO}.enable is false"
 _ROOT: Final = QosSubject(KubeQoS.BESTEFFORT, "").key
 
 _USED_BY_LS: Final = ("be_suppress_ls_used_cpu_cores", ())
@@ -184,17 +185,29 @@ def lapsed(state: State) -> State:
     return State()
 
 
+def disabled(inputs: NodeInputs) -> str:
+    """Return why nothing is claimed, whatever is measured; "" where something may be."""
+    if inputs.slo.resource_used_threshold_with_be.enable or _keeps_pool(inputs):
+        return ""
+    return _DISABLED
+
+
+def _keeps_pool(inputs: NodeInputs) -> bool:
+    """Return whether best-effort pods are kept on their pool while nothing is suppressed."""
+    return compat.BEST_EFFORT_POOL_ALWAYS in inputs.settings.compat and not _be_cpu_manager(inputs)
+
+
+def _be_cpu_manager(inputs: NodeInputs) -> bool:
+    return inputs.settings.gate("BECPUManager", default=False)
+
+
 def step(state: State, situation: Situation) -> tuple[State, Verdict]:
     """Return the next state, and the claims on best-effort pods' CPU sets or their quota."""
     inputs, config = situation.inputs, situation.inputs.slo.resource_used_threshold_with_be
     owners = owners_of(situation)
-    be_cpu_manager = inputs.settings.gate("BECPUManager", default=False)
     if not config.enable:
-        keeps_pool = compat.BEST_EFFORT_POOL_ALWAYS in inputs.settings.compat
-        standing = Standing()
-        if keeps_pool and not be_cpu_manager:
-            standing = _pool_claims(owners, situation)
-        summary = f"nothing is suppressed: {_SLO}.enable is false"
+        standing = _pool_claims(owners, situation) if _keeps_pool(inputs) else Standing()
+        summary = f"nothing is suppressed: {_DISABLED}"
         return State(), Verdict(standing=standing, summary=summary, faults=owners.errors)
     amount = amount_of(situation)
     if amount is None:
@@ -205,7 +218,7 @@ def step(state: State, situation: Situation) -> tuple[State, Verdict]:
         return State(), Verdict(summary=summary, faults=owners.errors, unmeasured=True)
     if config.cpu_suppress_policy is CPUSuppressPolicy.CFS_QUOTA:
         after, verdict = _by_quota(state, situation, owners, amount)
-    elif be_cpu_manager:
+    elif _be_cpu_manager(inputs):
         summary = "gate BECPUManager: best-effort CPU sets follow from their allocations"
         after, verdict = State(), Verdict(summary=summary)
     elif not situation.node.cpus:
@@ -554,4 +567,5 @@ STRATEGY: Final = Strategy(
     keep=kept,
     resume=resumed,
     lapsed=lapsed,
+    disabled=disabled,
 )

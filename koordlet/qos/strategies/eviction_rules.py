@@ -183,6 +183,7 @@ def allocatable_rule(
         if requested * 100 <= most * threshold or needed <= 0:
             continue
         percent = f" = {requested * 100 / most:.1f} %" if most else ""
+        victims = candidates.by_priority(situation, gate, highest, share, faults)
         short.append(
             Shortage(
                 gate=gate,
@@ -194,9 +195,9 @@ def allocatable_rule(
                     f" allocatable{percent}, more than {threshold} %:"
                     f" release {needed} to reach {lower} %"
                 ),
-                victims=candidates.by_priority(situation, gate, highest, share, faults),
+                victims=victims,
                 cool_down_s=cool_down_s,
-                leaving=candidates.leaving(in_reach, share),
+                others=candidates.others(in_reach, victims, share),
             )
         )
     return tuple(short)

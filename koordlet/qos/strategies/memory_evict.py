@@ -57,27 +57,27 @@ threshold for long, and memory that grows is seen 1 s later. Twice the value dou
 
 
 def _be_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
-    def victims(used: candidates.Releases) -> tuple[Victim, ...]:
+    def ranked(used: candidates.Releases) -> tuple[Victim, ...]:
         return candidates.best_effort(situation, gate, used, lambda pod: -used(pod), faults)
 
-    return _over_use(situation, gate, victims)
+    return _over_use(situation, gate, ranked)
 
 
 def _use_rule(situation: Situation, gate: str, faults: list[InputError]) -> tuple[Shortage, ...]:
     highest = use_priority_limit(situation, gate)
 
-    def victims(used: candidates.Releases) -> tuple[Victim, ...]:
+    def ranked(used: candidates.Releases) -> tuple[Victim, ...]:
         return candidates.by_priority(situation, gate, highest, used, faults)
 
-    return _over_use(situation, gate, victims)
+    return _over_use(situation, gate, ranked)
 
 
 def _over_use(
-    situation: Situation, gate: str, victims: Callable[[candidates.Releases], tuple[Victim, ...]]
+    situation: Situation, gate: str, ranked: Callable[[candidates.Releases], tuple[Victim, ...]]
 ) -> tuple[Shortage, ...]:
     """Return the shortage of a node above its threshold; none below.
 
-    victims: returns those that the gate may evict, from what the end of each releases.
+    ranked: returns the pods that the gate may evict, from what the end of each releases.
     """
     slo = thresholds(situation)
     limits = limits_of(
@@ -100,6 +100,7 @@ def _over_use(
     if over is None:
         return ()
     releases = used_by(situation, Metric.POD_MEMORY, 1)
+    victims = ranked(releases)
     return (
         Shortage(
             gate=gate,
@@ -111,9 +112,9 @@ def _over_use(
                 f" = {over.percent:.1f} %, at least {limits.threshold} %:"
                 f" release {_gib(over.amount)} GiB to reach {limits.lower} %"
             ),
-            victims=victims(releases),
+            victims=victims,
             cool_down_s=COOL_DOWN_S,
-            leaving=candidates.leaving(situation.pods, releases),
+            others=candidates.others(situation.pods, victims, releases),
         ),
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.answering import answering
 from tests.koordlet.daemon.bed import NODE, SLO, node, node_object, request
 from tests.simulated.kubelet import Limits
 
@@ -84,6 +85,29 @@ def test_a_scrape_is_read_by_prometheus_and_has_every_series_once() -> None:
     names = {path: {family.name for family in found} for path, found in families.items()}
     assert names["/metrics"] == names["/internal-metrics"] | names["/external-metrics"]
     assert UPSTREAMS - names["/metrics"] == set()
+
+
+def test_requests_to_kubelet_are_counted_by_path() -> None:
+    async def test(port: int) -> set[tuple[str, str, str]]:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            address = probe.getsockname()[:2]
+        kubelet = {"enabled": True, "readOnly": True, "readOnlyPort": port}
+        http = {"address": f"127.0.0.1:{address[1]}"}
+        async with node(http=http, kubelet=kubelet) as n, n.running():
+            while True:
+                text = await page(address, "/internal-metrics")
+                found = {
+                    (each.labels["verb"], each.labels["path"], each.labels["code"])
+                    for family in text_string_to_metric_families(text)
+                    for each in family.samples
+                    if each.name == "koordlet_kubelet_request_duration_seconds_count"
+                }
+                if len(found) > 1:
+                    return found
+
+    with answering(200, b'{"items": null, "kubeletconfig": {}}') as (port, _, _):
+        found = asyncio.run(asyncio.wait_for(test(port), 30))
+    assert found == {("get", "/pods/", "200"), ("get", "/configz", "200")}
 
 
 def test_every_metric_that_the_documentation_names_is_served() -> None:

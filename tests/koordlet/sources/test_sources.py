@@ -141,7 +141,28 @@ def test_kubelets_pods_are_read() -> None:
         assert found.uids == ("1",)
         assert paths == ["/pods/"]
         assert complaints == []
-        assert client.durations["200"].count == 1
+        assert {key: each.count for key, each in client.durations.items()} == {("/pods/", "200"): 1}
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_each_answered_request_has_a_duration_by_path_and_code(status: int) -> None:
+    with kubelet(status, b'{"items": null, "kubeletconfig": {}}') as (client, paths, _):
+        for ask in (client.fetch, client.fetch_settings, client.fetch_settings):
+            with suppress(SourceError):
+                ask()
+        assert paths == ["/pods/", "/configz", "/configz"]
+        assert {key: each.count for key, each in client.durations.items()} == {
+            ("/pods/", str(status)): 1,
+            ("/configz", str(status)): 2,
+        }
+
+
+def test_a_request_without_an_answer_has_no_duration() -> None:
+    config = Kubelet(enabled=True, read_only=True, read_only_port=free_port())
+    client = KubeletClient(config, lambda *_: None)
+    with pytest.raises(SourceError):
+        client.fetch()
+    assert client.durations == {}
 
 
 def test_a_kubelet_without_pods_answers_null_for_its_list() -> None:

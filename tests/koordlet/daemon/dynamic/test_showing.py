@@ -19,7 +19,7 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
             manifest["metadata"]["annotations"][ANNOTATION_NODE_RESERVATION] = (
                 '{"reservedCPUs":"0"}'
             )
-            n.put(SLO, manifest)
+            n.put({**SLO, "spec": {"cpuBurstStrategy": {"policy": "auto"}}}, manifest)
             pod = n.kubelet.add_pod(ONE_CPU)
             async with n.running() as daemon:
                 await n.run_pod(pod)
@@ -56,6 +56,7 @@ def test_a_running_daemon_shows_its_pods_classes_and_strategies() -> None:
                 assert status == 200
                 assert len(history["times"]) == 1  # the next one is due 10 s later
                 assert "cpu.node" in history["series"]
+                assert history["series"]["cpu_burst_raised_quotas"] == [0.0]
                 assert history["series"]["predicted.cpu.prod"] == [2.5]
                 assert history["series"]["predicted.memory.prod"] == [float(1 << 30)]
                 assert "Strategies" in page(history, look)

@@ -105,6 +105,14 @@ async def report_container(n: Node, pod: Pod, container: Container) -> nri.Linux
     return created.adjust.linux.resources
 
 
+async def plan_under(n: Node, nodeslo: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the daemon would write under this NodeSLO."""
+    status, plan = await n.ask("POST", "/plan", {"files": {"slo.yaml": json.dumps(nodeslo)}})
+    assert status == 200
+    assert isinstance(plan, dict)
+    return plan
+
+
 def places_of(pod: Pod) -> list[str]:
     assert pod.sandbox is not None
     return [pod.cgroup, pod.sandbox.cgroup, *(one.cgroup for one in pod.containers)]
@@ -141,6 +149,13 @@ def test_best_effort_groups_follow_the_load_and_get_everything_back(
                 places += places_of(new)
                 await until("two CPUs for the new pod too", held)
                 assert cpus_of(n, *places_of(other)) == [CpuSet(range(4))] * 2
+                assert (await plan_under(n, suppress()))["policies"] == []
+                plan = await plan_under(n, slo())
+                assert len(plan["writes"]) >= len(places) - 1
+                assert {one["resource"] for one in plan["writes"]} == {"cpuset.cpus"}
+                assert {"policy": cpu_suppress.NAME, "before": "on", "after": "off"}.items() <= (
+                    plan["policies"][0].items()
+                )
                 _, answer = await n.ask("GET", f"/explain?kind=pod&name={new.uid}")
                 whys = {
                     one["why"]

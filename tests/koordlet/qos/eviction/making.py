@@ -111,7 +111,7 @@ def short(
     gate: str = "BEMemoryEvict",
     resource: str = "memory",
     of_requests: bool = False,
-    leaving: Sequence[tuple[Pod, int]] = (),
+    others: Sequence[tuple[Pod, int]] = (),
 ) -> Shortage:
     return Shortage(
         gate=gate,
@@ -121,7 +121,7 @@ def short(
         numbers="the node uses 79.3 %",
         victims=tuple(Victim(*each) for each in pods),
         cool_down_s=4.0,
-        leaving=tuple(Victim(*each) for each in leaving),
+        others=tuple(Victim(*each) for each in others),
     )
 
 

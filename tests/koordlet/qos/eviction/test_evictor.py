@@ -91,7 +91,7 @@ def test_pods_that_leave_count_for_two_minutes() -> None:
     leaves = on_node(C, terminating=True)
 
     async def round_() -> None:
-        await bed.round(short(5, (A, 10), leaving=[(C, 10)]), pods=[A, leaves])
+        await bed.round(short(5, (A, 10), others=[(C, 10)]), pods=[A, leaves])
 
     async def test() -> None:
         assert bed.api is not None

@@ -155,6 +155,14 @@ def test_an_overloaded_node_takes_the_quota_back_and_a_cooling_one_keeps_it() ->
     assert decided(verdicts[-1], one.pod) is None
 
 
+def test_raised_quotas_are_counted() -> None:
+    one, calm = web(2000, 1000), web(name="calm")
+    _, verdicts = run(at(one, 0.0, others=(calm,)), at(one, others=(calm,)))
+    assert [each.gauges["cpu_burst_raised_quotas", ()] for each in verdicts] == [0.0, 2.0]
+    _, (verdict,) = run(at(one, slo=burst("none")))
+    assert verdict.gauges == {}
+
+
 def test_the_static_burst_of_the_worked_example() -> None:
     one = web()
     state, (verdict,) = run(at(one))

@@ -16,6 +16,7 @@ from hooks.subject import Amounts, ContainerKind, ContainerSpec, Pod
 from koordlet.measurement.series import Metric, Series
 from koordlet.qos.strategies.cpu_evict import STRATEGY, step
 from koordlet.qos.strategy import PodOnNode, Shortage, Situation, Verdict
+from tests.koordlet.qos.eviction.rounds import a_round, all_taken
 from tests.koordlet.qos.eviction_making import (
     Measured,
     a_pod,
@@ -210,11 +211,11 @@ def test_pods_that_release_nothing_have_ended_or_are_not_best_effort_are_no_vict
     assert names(only(satisfaction(pods=pods))) == ["pending", "unlabelled"]
 
 
-def test_a_pod_whose_deletion_has_begun_is_leaving_and_no_victim() -> None:
+def test_a_pod_whose_deletion_has_begun_counts_and_is_no_victim() -> None:
     pods = [on_node(be("gone", 4000), terminating=True), be("stays", 8000)]
     short = only(satisfaction(pods=pods))
     assert names(short) == ["stays"]
-    assert [(one.pod.name, one.releases) for one in short.leaving] == [("gone", 4000)]
+    assert [(one.pod.name, one.releases) for one in short.others] == [("gone", 4000)]
 
 
 def test_a_pod_that_kubelets_list_lacks_is_no_victim() -> None:
@@ -222,7 +223,6 @@ def test_a_pod_that_kubelets_list_lacks_is_no_victim() -> None:
     pods = [msgspec.structs.replace(on_node(be("new", 4000)), unlisted=True), be("stays", 8000)]
     short = only(satisfaction(pods=pods))
     assert names(short) == ["stays"]
-    assert short.leaving == ()
 
 
 def test_eviction_priority_goes_before_priority_in_best_effort_evictions_too() -> None:
@@ -531,7 +531,7 @@ def test_only_pods_that_count_and_request_it_leave_a_resource() -> None:
     )
     pods = [gone("goes", 5000, 14000), gone("empty", 5000, 0), above]
     short = only(requested(pods=pods))
-    assert [(one.pod.name, one.releases) for one in short.leaving] == [("goes", 14000)]
+    assert [(one.pod.name, one.releases) for one in short.others] == [("goes", 14000)]
     assert (short.needed, short.victims) == (4000, ())
 
 
@@ -576,6 +576,39 @@ def test_bad_limits_of_allocatable(changes: dict[str, Any], field: str) -> None:
     assert [error.field.rpartition(".")[2] for error in found.faults] == [field]
 
 
+# --- several gates -----------------------------------------------------------------------------
+
+
+def test_the_victim_of_one_gate_counts_for_the_others() -> None:
+    """A best-effort pod that did not agree to CPUEvict releases CPU when BECPUEvict ends it."""
+    agreed = a_pod("agreed", priority=7000, enabled=True)
+    samples = {
+        **be_samples(r=20000, limit=8000, u=8000),
+        Series(Metric.NODE_CPU): steady(29.3),
+        **used(Metric.POD_CPU, hog=6.0, agreed=5.0),
+    }
+    situation = a_situation(
+        [be("hog", 20000), agreed],
+        samples,
+        slo={**BE_SLO, **USE_SLO},
+        gates=["BECPUEvict", "CPUEvict"],
+    )
+    found = verdict(situation).shortages
+    assert [(short.gate, names(short)) for short in found] == [
+        ("BECPUEvict", ["hog"]),
+        ("CPUEvict", ["agreed"]),
+    ]
+    assert [(one.pod.name, one.releases) for one in found[1].others] == [("hog", 6000)]
+    assert all_taken(a_round(*found)) == ["hog"]
+    idle = a_situation(
+        [be("hog", 20000), agreed],
+        {**samples, **used(Metric.POD_CPU, hog=1.0)},
+        slo={**BE_SLO, **USE_SLO},
+        gates=["BECPUEvict", "CPUEvict"],
+    )
+    assert all_taken(a_round(*verdict(idle).shortages)) == ["hog", "agreed"]
+
+
 # --- properties --------------------------------------------------------------------------------
 
 _AMOUNT = st.floats(min_value=-1e6, max_value=1e9, allow_nan=False)
@@ -599,7 +632,7 @@ def test_no_amount_is_absurd(
     )
     for short in verdict(situation).shortages:
         assert short.needed > 0
-        assert all(victim.releases > 0 for victim in (*short.victims, *short.leaving))
+        assert all(victim.releases > 0 for victim in (*short.victims, *short.others))
         if short.gate == "BECPUEvict":
             assert short.needed <= r
         elif short.gate == "CPUAllocatableEvict":
