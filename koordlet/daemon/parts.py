@@ -253,6 +253,7 @@ class Parts:
             config,
             measurements=self.measuring.view,
             pods=self._pods,
+            host_apps=lambda: self.dynamics.host_apps,
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
             events=self.events,
