@@ -64,10 +64,17 @@ def test_cpu_counts_with_its_90th_percentile_since_the_last_training_and_memory_
     values = [100.0] * 50 + [float(v) for v in range(1, 61)]
     made.values(Series(Metric.POD_CPU, "a"), values)
     made.values(Series(Metric.POD_MEMORY, "a"), values)
+    made.values(Series(Metric.NODE_CPU), values)
+    made.values(Series(Metric.NODE_MEMORY), values)
     found = samples(made, (pod("a"),), (), interval_s=59)
-    assert found["a"] == found[PROD] == Use(54.0, 60.0)
+    assert found["a"] == found[PROD] == found[NODE] == Use(54.0, 60.0)
     upstream = samples(made, (pod("a"),), (), interval_s=59, rules=Rules(cut_memory_peaks=True))
-    assert upstream["a"] == upstream[PROD] == Use(54.0, 54.0)
+    assert upstream["a"] == upstream[PROD] == upstream[NODE] == Use(54.0, 54.0)
+
+
+def test_models_have_upstreams_names_which_kept_files_go_by() -> None:
+    assert (NODE, SYSTEM) == ("__node__", "__node-sys__")
+    assert (PROD, class_key(PriorityClass.NONE)) == ("__node-koord-prod__", "__node-__")
 
 
 def test_peaks_of_pods_at_different_times_do_not_hide_the_memory_of_the_system() -> None:
