@@ -80,7 +80,7 @@ def main() -> None:
     store = filled(pods)
     models, policy = Models(), Policy()
     for _ in range(800):
-        models.train(samples(store.view(0.0), pods, interval_s=60.0), 1_700_000_000.0)
+        models.train(samples(store.view(0.0), pods, (), interval_s=60.0), 1_700_000_000.0)
     listed = [(pod, False) for pod in pods]
     building, encoding, predicting = [], [], []
     size = 0

@@ -19,6 +19,8 @@ MEMORY_QOS_WRITES_ZEROS: Final = "MemoryQOSWritesZeros"
 NORMALIZED_PODS_ON_V1: Final = "NormalizedPodsOnV1"
 OOM_GROUP_ON_QOS_DIRECTORIES: Final = "OOMGroupOnQoSDirectories"
 COLD_START_BY_AGE_ONLY: Final = "PredictionColdStartByAge"
+PREDICTION_HOST_APPS_ARE_SYSTEM: Final = "PredictionHostAppsAreSystem"
+PREDICTION_CUTS_MEMORY_PEAKS: Final = "PredictionCutsMemoryPeaks"
 EVICT_BE_BY_PRIORITY_ALONE: Final = "EvictBEByPriorityAlone"
 EVICTION_MEASURES_COARSELY: Final = "EvictionMeasuresCoarsely"
 BEST_EFFORT_POOL_ALWAYS: Final = "BestEffortPoolAlways"
@@ -44,6 +46,12 @@ SWITCHES: Final[Mapping[str, str]] = MappingProxyType(
             "memory QoS writes memory.oom.group to kubepods and the QoS directories as well"
         ),
         COLD_START_BY_AGE_ONLY: "prediction trusts the model of an old pod after its first sample",
+        PREDICTION_HOST_APPS_ARE_SYSTEM: (
+            "prediction counts host applications of koord-batch and koord-free as system"
+        ),
+        PREDICTION_CUTS_MEMORY_PEAKS: (
+            "prediction learns the 90th percentile of a minute's memory, not the largest value"
+        ),
         EVICT_BE_BY_PRIORITY_ALONE: (
             "evictions of best-effort pods ignore eviction-priority and eviction-enabled"
         ),

@@ -56,6 +56,8 @@ class KernelFacts(msgspec.Struct, frozen=True):
     disks: path of a block device, as a person writes it (/dev/sdb1, /dev/mapper/data, /dev/vg/lv)
         -> the whole disks that it lies on.
     volume_groups: LVM volume group -> the whole disks of its active volumes.
+    pod_volumes: uid of a pod -> name of a mounted CSI volume -> the whole disks that it lies on, ()
+        for none. Pods whose mounts were not looked at are missing.
     gpu_control: the nodes that every user of a GPU needs.
     """
 
@@ -75,6 +77,7 @@ class KernelFacts(msgspec.Struct, frozen=True):
     gpu_control: tuple[DeviceNode, ...] = ()
     disks: Mapping[str, tuple[Disk, ...]] = {}
     volume_groups: Mapping[str, tuple[Disk, ...]] = {}
+    pod_volumes: Mapping[str, Mapping[str, tuple[Disk, ...]]] = {}
 
 
 class NodeMeta(msgspec.Struct, frozen=True):

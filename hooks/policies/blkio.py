@@ -1,7 +1,8 @@
 """BlkIO: limits, weights and latency targets of block I/O, for classes, pods and the whole node.
 
-A block of settings names a device, or a volume group with all its disks; the settings count for
-each whole disk below. A block that cannot be used is an error of its own; the others count.
+A block of settings names a device, a volume group with all its disks, or in a pod's annotation one
+of its CSI volumes; the settings count for each whole disk below. A block that cannot be used is an
+error of its own; the others count.
 
 - `beClass`: the besteffort directory. `lsClass`: the burstable directory. `lsrClass`: each LSR and
   LSE pod, because Guaranteed pods share no directory of their own.
@@ -27,7 +28,7 @@ from apis.qos import KubeQoS, QoSClass
 from hooks.claim import Claim, Claimed, Rank
 from hooks.facts import Disk, KernelFacts, NodeInputs
 from hooks.policy import Off, Partial, Policy, never
-from hooks.subject import Level, NodeSubject, PodSubject, QosSubject
+from hooks.subject import Level, NodeSubject, Pod, PodSubject, QosSubject
 from linux.block_io import check_block_value, cost_model, cost_qos
 from linux.resources import Resource, Value
 
@@ -100,19 +101,29 @@ def _mend(rule: Rule, fields: Iterable[str], last: Rule) -> Rule:
     return msgspec.structs.replace(rule, blocks={**rule.blocks, **kept})
 
 
-def _disks(block: BlockCfg, kernel: KernelFacts, obj: str, field: str) -> tuple[Disk, ...]:
+def _disks(
+    block: BlockCfg, kernel: KernelFacts, obj: str, field: str, pod: Pod | None
+) -> tuple[Disk, ...]:
+    """Return a block's disks, () for a volume of a pod whose mounts were not looked at yet."""
+    hint = "devices are named by path, such as /dev/sdb"
     match block.type:
         case BlockType.DEVICE:
             found, kind = kernel.disks.get(block.name, ()), "block device"
         case BlockType.VOLUME_GROUP:
             found, kind = kernel.volume_groups.get(block.name, ()), "active LVM volume group"
+        case BlockType.POD_VOLUME if pod is not None:
+            volumes = kernel.pod_volumes.get(pod.uid)
+            if volumes is None:
+                return ()
+            found, kind = volumes.get(block.name, ()), "CSI volume of this pod on a block device"
+            hint = "name an ephemeral CSI volume, or the PersistentVolume of a claim"
         case _:
             raise InputError(
                 obj=obj,
                 field=f"{field}.type",
                 value=block.type or "",
                 problem="not device or volumegroup",
-                hint="name the disk of a pod's volume by its device",
+                hint="podvolume counts in the annotation of a pod alone",
             )
     if not found:
         raise InputError(
@@ -120,7 +131,7 @@ def _disks(block: BlockCfg, kernel: KernelFacts, obj: str, field: str) -> tuple[
             field=f"{field}.name",
             value=block.name,
             problem=f"this node has no {kind} of that name",
-            hint="devices are named by path, such as /dev/sdb",
+            hint=hint,
         )
     return found
 
@@ -191,10 +202,11 @@ def _claims(
     field: str,
     source: str,
     rank: int = Rank.DEFAULT,
+    pod: Pod | None = None,
 ) -> tuple[Claim, ...]:
     """Return the claims of one block; raises InputError if any part of it cannot be used."""
     made: list[Claim] = []
-    for disk in _disks(block, kernel, obj, field):
+    for disk in _disks(block, kernel, obj, field, pod):
         try:
             for resource, value, degraded in make(block.io_cfg, disk, kernel):
                 check_block_value(resource, disk.number, value)
@@ -246,6 +258,7 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claimed]:
                 field=f"{where}.blocks[{index}]",
                 source=f"annotation {ANNOTATION_BLKIO_QOS}",
                 rank=Rank.POD,
+                pod=pod,
             )
         except InputError as error:
             yield error

@@ -3,7 +3,11 @@
 For each pod the class's `memoryQOS` of the NodeSLO and the pod's annotation give one setting. From
 the setting and the memory requests follow memory.min, memory.low (pod, container, and their sums on
 the QoS directories, because protection counts only as far as the parents have it too) and
-memory.high (containers).
+memory.high (containers, and pods with a limit of their own).
+
+Containers share the limit of such a pod (`spec.resources`): each may stay below its own memory.high
+while the pod reaches its limit and has an OOM kill. Of other pods the containers' values add up to
+the same value. Upstream sets none on pods.
 
 A percentage of 0 means "off": nothing is claimed, so kubelet's own values stay. So does
 `oomKillGroup: 0` of a class, which an unset field reads as: kubelet itself sets memory.oom.group on
@@ -271,7 +275,7 @@ def _batch_limit(amounts: Amounts) -> int | None:
 
 def _picks(pod: Pod) -> tuple[Pick, Pick]:
     """Return what counts as the pod's memory request and limit."""
-    if pod.qos is QoSClass.BE:
+    if pod.qos is QoSClass.BE or (not pod.qos and pod.kube_qos is KubeQoS.BESTEFFORT):
         return _batch_request, _batch_limit
     return _memory_request, _memory_limit
 
@@ -314,7 +318,11 @@ def claim_pod(rule: Rule, subject: PodSubject) -> Iterator[Claimed]:
     setting, error = _setting_or_class(rule, pod)
     if setting is not None:
         if pod.specs:
-            yield from _protect(rule, setting, _pod_request(rule, pod), "the pod's requests")
+            request = _pod_request(rule, pod)
+            yield from _protect(rule, setting, request, "the pod's requests")
+            _, limit = _picks(pod)
+            if limit(pod.resources) and not rule.regular_only:
+                yield from _throttle(rule, setting, request, _pod_limit(rule, pod), "pod")
         yield from _reclaim_and_oom(rule, setting)
         yield from _page_cache(rule, setting, pod)
     if error is not None:
@@ -333,7 +341,7 @@ def claim_container(rule: Rule, subject: ContainerSubject) -> Iterator[Claimed]:
             )
             # Kubelet sets the pod's own limit on a container without one.
             own = limit(spec.amounts) or limit(pod.resources) or 0
-            yield from _throttle(rule, setting, request(spec.amounts) or 0, own)
+            yield from _throttle(rule, setting, request(spec.amounts) or 0, own, "container")
         yield from _reclaim_and_oom(rule, setting)
     if error is not None:
         yield error
@@ -379,7 +387,7 @@ def _protect(rule: Rule, setting: Setting, request_bytes: int, whose: str) -> It
 
 
 def _throttle(
-    rule: Rule, setting: Setting, request_bytes: int, limit_bytes: int
+    rule: Rule, setting: Setting, request_bytes: int, limit_bytes: int, whose: str
 ) -> Iterator[Claim]:
     if Resource.MEMORY_HIGH not in rule.supported:
         return
@@ -389,9 +397,9 @@ def _throttle(
         if rule.zeros:
             yield _claim(Resource.MEMORY_HIGH, UNLIMITED, "no throttling", source, rank)
         return
-    reason = f"{percent} % of the way from the container's request to its limit"
+    reason = f"{percent} % of the way from the {whose}'s request to its limit"
     if limit_bytes <= 0:
-        reason = f"{percent} % of the way from the container's request to the node's memory"
+        reason = f"{percent} % of the way from the {whose}'s request to the node's memory"
         limit_bytes = rule.allocatable_bytes or 0
     if limit_bytes <= 0:
         return  # neither a limit nor a Node: the formula has no upper end

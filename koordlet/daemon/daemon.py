@@ -195,5 +195,6 @@ class Daemon:
     async def sweep(self) -> None:
         """Look for changes that no event reported: the pods' root, container starts, pod ends."""
         await self.parts.find_kubepods()
+        await self.parts.look_at_volumes()
         if (layout := self.parts.kernel.layout) is not None:
             await self.parts.sweep.run(layout)

@@ -10,11 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor as Workers
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from koordlet.configuration.config import Config
 from koordlet.decisions.rules import Rules
+from koordlet.node.disks import read_pod_volumes
 from koordlet.node.hardware import Machine, read_machine
 from koordlet.node.machine import layout_of
 from koordlet.node.probe import Probed, pods_cpus, probe_kernel
@@ -47,6 +50,7 @@ class NodeKernel:
         self._workers = workers
         self._changed = changed
         self._looking = False
+        self._with_volumes: frozenset[str] = frozenset()
         self.layout: Layout | None = None
         self.probed: Probed | None = None
         self.machine: Machine | None = None
@@ -68,7 +72,12 @@ class NodeKernel:
         if layout is None:
             return
         loop = asyncio.get_running_loop()
-        self.probed = await loop.run_in_executor(self._workers, probe_kernel, self._host, layout)
+        probed = await loop.run_in_executor(self._workers, probe_kernel, self._host, layout)
+        if self.probed is not None:
+            volumes = self.probed.facts.pod_volumes
+            facts = msgspec.structs.replace(probed.facts, pod_volumes=volumes)
+            probed = msgspec.structs.replace(probed, facts=facts)
+        self.probed = probed
         self._rules.change(kernel=self.probed.facts)
         await self._look_at_machine()
 
@@ -99,10 +108,41 @@ class NodeKernel:
             return
         loop = asyncio.get_running_loop()
         cpus = await loop.run_in_executor(self._workers, pods_cpus, self._host, self.layout)
-        facts = msgspec.structs.replace(self.probed.facts, pods_cpus=cpus)
+        self._change_facts(pods_cpus=cpus)
+        await self._look_at_machine()
+
+    def _change_facts(self, **changes: Any) -> None:
+        assert self.probed is not None
+        facts = msgspec.structs.replace(self.probed.facts, **changes)
         self.probed = msgspec.structs.replace(self.probed, facts=facts)
         self._rules.change(kernel=facts)
-        await self._look_at_machine()
+
+    def follow_volumes(self, uids: frozenset[str]) -> bool:
+        """Have the volumes of these pods looked at; return whether they are others than before."""
+        changed = uids != self._with_volumes
+        self._with_volumes = uids
+        return changed
+
+    async def look_at_volumes(self) -> None:
+        """Read on which disks the CSI volumes of the followed pods lie; the last ones stay if that
+        fails."""
+        uids = self._with_volumes
+        if self.probed is None or not (uids or self.probed.facts.pod_volumes):
+            return
+        read = partial(
+            read_pod_volumes, self._host, uids, kubelet_directory=self._config.kubelet.directory
+        )
+        try:
+            volumes = await asyncio.get_running_loop().run_in_executor(self._workers, read)
+        except OSError as error:
+            self._events.add("kernel", "volumes", f"the pods' volumes cannot be read: {error}")
+            return
+        if uids == self._with_volumes:
+            # A pod that ends loses its mounts before it goes: that is no mistake in its annotation.
+            known = self.probed.facts.pod_volumes
+            self._change_facts(
+                pod_volumes={uid: {**known.get(uid, {}), **found} for uid, found in volumes.items()}
+            )
 
     async def find_kubepods(self, live: Iterable[str]) -> None:
         """Look for the pods' root while it is not known, and probe there. live: pods' cgroups.

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hooks.engine import Engine
 from hooks.facts import NodeInputs, NodeMeta
-from hooks.policies import BUILTIN
+from hooks.policies import BUILTIN, blkio
 from hooks.standing import Standing
 from hooks.subject import Pod
 from koordlet.configuration.config import Config
@@ -48,6 +48,7 @@ from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.network import FILE_NAME as NETWORK_QOS
 from koordlet.executor.network import Network
 from koordlet.measurement.store import View
+from koordlet.node.disks import with_volume_settings
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.qos.eviction.past_file import FILE_NAME as EVICTIONS
@@ -253,6 +254,7 @@ class Parts:
             config,
             measurements=self.measuring.view,
             pods=self._pods,
+            host_apps=lambda: self.dynamics.host_apps,
             node=lambda: self.feeds.objects.node,
             node_amounts=self._node_amounts,
             events=self.events,
@@ -421,6 +423,19 @@ class Parts:
         layout = self.kernel.layout
         if layout is not None and not layout.kubepods and self.state.counts[0]:
             self.spawn("kubepods", self.find_kubepods())
+        if self._follow_volumes():
+            self.spawn("volumes", self.kernel.look_at_volumes())
+
+    def _follow_volumes(self) -> bool:
+        """Follow the volumes that pods name; return whether they are of other pods than before."""
+        pods = (view.pod for view in self.state.pod_views())
+        on = self._gate(blkio.POLICY.gate)
+        return self.kernel.follow_volumes(with_volume_settings(pods) if on else frozenset())
+
+    async def look_at_volumes(self) -> None:
+        """Read again where the volumes that pods name are mounted."""
+        self._follow_volumes()
+        await self.kernel.look_at_volumes()
 
     async def find_kubepods(self) -> None:
         """Find and probe the pods' root, which a node's first pod creates."""

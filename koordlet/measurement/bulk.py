@@ -18,13 +18,15 @@ Key = tuple[str, str]
 """An object of a metric: `Series.of` and `Series.detail`."""
 
 
-class Percentiles(Protocol):
-    """The percentiles of one metric for all objects with a sample in the window."""
+class Statistics(Protocol):
+    """Statistics of one metric for all objects with a sample in the window."""
 
     @property
     def keys(self) -> tuple[Key, ...]: ...
     @property
     def p90(self) -> NDArray[np.float64]: ...
+    @property
+    def largest(self) -> NDArray[np.float64]: ...
 
 
 class BulkMeasurements(Measurements, Protocol):
@@ -34,6 +36,6 @@ class BulkMeasurements(Measurements, Protocol):
         """Return the mean of each object that has samples that are at most `within_s` old."""
         ...
 
-    def statistics(self, metric: Metric, *, within_s: float) -> Percentiles:
-        """Return the percentiles of each such object, as `Measurements.aggregate` defines them."""
+    def statistics(self, metric: Metric, *, within_s: float) -> Statistics:
+        """Return the statistics of each such object, as `Measurements.aggregate` defines them."""
         ...

@@ -92,6 +92,7 @@ class Aggregate(NamedTuple):
     p90: float
     p95: float
     p99: float
+    largest: float
     latest: float
 
 

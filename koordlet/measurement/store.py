@@ -62,6 +62,7 @@ class Statistics:
     p90: Floats
     p95: Floats
     p99: Floats
+    largest: Floats
     latest: Floats
 
 
@@ -426,6 +427,7 @@ class View:
             p90=p90,
             p95=p95,
             p99=p99,
+            largest=float(ordered[-1]),
             latest=float(values[-1]),
         )
 
@@ -465,7 +467,7 @@ class View:
             if len(have):
                 keys.extend(names[index] for index in have.tolist())
                 parts.append(_statistics(times, values[have]))
-        whole = np.concatenate(parts, axis=1) if parts else np.empty((8, 0))
+        whole = np.concatenate(parts, axis=1) if parts else np.empty((9, 0))
         return Statistics(tuple(keys), whole[0].astype(np.int64), *whole[1:])
 
 
@@ -498,5 +500,6 @@ def _statistics(times: Floats, values: Floats) -> Floats:
     for percentile in PERCENTILES:
         product = counts.astype(np.float32) * np.float32(percentile)
         result.append(ordered[lines, np.maximum(product.astype(np.intp) - 1, 0)])
+    result.append(ordered[lines, counts - 1])
     result.append(values[lines, last])
     return np.stack(result)

@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from apis.cpuset import CpuSet
-from hooks.facts import Disk, KernelFacts, ResctrlFacts
-from linux.block_devices import read_block_devices
+from hooks.facts import KernelFacts, ResctrlFacts
+from koordlet.node.disks import read_disks
 from linux.block_io import BLOCK_FILES, OF_ROOT, V1_CONTROLLER, V2_CONTROLLER
 from linux.cgroup_files import FILES, INT64_MAX, CgroupFile, Codec, field_text
 from linux.cgroup_paths import Layout
@@ -110,7 +110,7 @@ def probe_kernel(host: Host, layout: Layout) -> Probed:
     rdma, rdma_cm = read_rdma(host)
     gpus, gpu_control = read_gpus(host)
     _block_io(host, layout, supported, reasons)
-    disks, volume_groups = _disks(host)
+    disks, volume_groups = read_disks(host)
     facts = KernelFacts(
         cgroup_version=layout.version,
         kernel_release=_release(host),
@@ -312,40 +312,6 @@ def _block_io(
             reasons[resource] = f"there is no {name} in {place or 'the root'}"
         else:
             supported.add(resource)
-
-
-def _disks(host: Host) -> tuple[dict[str, tuple[Disk, ...]], dict[str, tuple[Disk, ...]]]:
-    """Return path -> disks and volume group -> disks; empty where sysfs lists no block devices."""
-    try:
-        devices = read_block_devices(host)
-    except OSError as error:
-        log.debug("no block devices can be listed: %s", error)
-        return {}, {}
-    known: dict[str, Disk] = {}
-
-    def disks(names: tuple[str, ...]) -> tuple[Disk, ...]:
-        for name in names:
-            if name not in known:
-                known[name] = Disk(devices.by_name[name].number, bfq=_bfq(host, name))
-        return tuple(known[name] for name in names)
-
-    by_path = {
-        path: disks(devices.disks_below(device.name))
-        for device in devices.by_name.values()
-        for path in devices.paths_of(device)
-    }
-    groups = {
-        group: disks(devices.volume_group_disks(group)) for group in sorted(devices.volume_groups())
-    }
-    return by_path, groups
-
-
-def _bfq(host: Host, disk: str) -> bool:
-    """Return whether the disk's scheduler, the one in brackets, is BFQ."""
-    try:
-        return b"[bfq]" in host.read(f"/sys/class/block/{disk}/queue/scheduler")
-    except OSError:
-        return False
 
 
 def _readable(host: Host, path: str) -> bool:

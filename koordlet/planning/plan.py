@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from apis.effective_nodeslo import default_nodeslo
 from hooks.engine import Decide, Engine, decide
 from hooks.facts import KernelFacts, NodeInputs, NodeMeta
@@ -27,6 +29,7 @@ from koordlet.executor.journal import FILE_NAME, Journal
 from koordlet.executor.network import FILE_NAME as NETWORK_FILE
 from koordlet.executor.network import Network
 from koordlet.executor.slots import PlannedWrite
+from koordlet.node.disks import read_pod_volumes, with_volume_settings
 from koordlet.node.host_apps import host_app_subjects
 from koordlet.node.probe import probe_kernel
 from koordlet.planning.explain import Plain
@@ -198,6 +201,18 @@ class ReadOnlyHost:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+def _with_volumes(
+    host: Host, facts: KernelFacts, state: NodeState, config: Config
+) -> tuple[KernelFacts, list[Plain]]:
+    """Return the facts with the disks of the volumes that pods name; or a note why without."""
+    uids = with_volume_settings(view.pod for view in state.pod_views())
+    try:
+        volumes = read_pod_volumes(host, uids, kubelet_directory=config.kubelet.directory)
+    except OSError as error:
+        return facts, [{"file": "", "object": "volumes", "message": f"cannot be read: {error}"}]
+    return msgspec.structs.replace(facts, pod_volumes=volumes), []
+
+
 def _kept_claims(path: str, inputs: NodeInputs, *, boot: str) -> Mapping[str, Standing]:
     """Return the claims of strategies that a daemon would resume if it started now.
 
@@ -252,6 +267,9 @@ def plan_offline(
     journal = Journal.read(path, boot=boot) if os.path.exists(path) else Journal()
     if journal.lost:
         notes.append({"file": path, "object": "journal", "message": journal.lost})
+    state.pods_list(Source.OBJECTS, [known_pod(pod) for pod in objects.pods])
+    facts, note = _with_volumes(looking, facts, state, config)
+    notes += note
     inputs = inputs_of(objects, node_name=config.node_name, kernel_facts=facts, config=config)
     path = f"{config.run_dir}/{LEASES}"
     try:

@@ -1,11 +1,25 @@
 """The models of one node: what its pods, their priority classes, the node and its system use.
 
 A model is a histogram of CPU (cores) and one of memory (bytes). Each training adds one sample to
-both: the 90th percentile of the use since the last training. docs/facts/koordlet.md, "Prediction".
+both, of the use since the last training: the 90th percentile of CPU and the largest memory. A
+shorter peak of CPU ends in throttling or waiting; one of memory ends in reclaim or an OOM kill.
 
-Two rules differ from upstream's. A training that cannot read the node leaves out the node and the
-system, and a class whose pods were not measured is left out as well: upstream adds a use of 0 in
-both cases, which lets the peak decay although nothing is known. A class without pods does use
+    batch, free    = sum over the pods + sum over the host applications of the class
+    other classes  = sum over the pods
+    system, CPU    = max(node - pods - host applications of batch and free, 0)
+    system, memory = largest value of the system's series + sum over the other host applications
+
+The system's series is the node - pods - all host applications at each moment. CPU subtracts
+percentiles, as upstream does. Memory does not subtract peaks: those of many pods need not fall
+together, and their sum would hide the system.
+
+Host applications of batch and free yield to mid pods. The others stay in the system: no pod's
+request stands for them, and what they use must not be offered as mid resources.
+
+Upstream's rules are in docs/facts/koordlet.md, "Prediction"; `Rules` names those that an operator
+can bring back. Two more rules differ. A training that cannot read the node leaves out the node and
+the system, and a class whose pods were not measured is left out as well: upstream adds a use of 0
+in both cases, which lets the peak decay although nothing is known. A class without pods does use
 nothing, and is trained with 0.
 """
 
@@ -20,7 +34,7 @@ import msgspec
 import numpy as np
 
 from apis.qos import PriorityClass, priority_class_with_default
-from hooks.subject import Pod
+from hooks.subject import HostAppSubject, Pod
 from koordlet.measurement.bulk import BulkMeasurements
 from koordlet.measurement.series import Metric, Series
 from koordlet.prediction.histogram import Buckets, Floats, Histograms, Rows
@@ -52,54 +66,98 @@ class Use(msgspec.Struct, frozen=True):
     memory_bytes: float = 0.0
 
 
+class Rules(msgspec.Struct, frozen=True):
+    """Which of upstream's rules of sampling are in force.
+
+    host_apps_are_system: host applications of batch and free count as system too.
+    cut_memory_peaks: memory counts with its 90th percentile, as CPU does.
+    """
+
+    host_apps_are_system: bool = False
+    cut_memory_peaks: bool = False
+
+
+OUR_RULES: Final = Rules()
+_YIELDING: Final = {PriorityClass.BATCH.value, PriorityClass.FREE.value}
+"""Classes of host applications that give way to mid pods."""
+
+
 def samples(
-    measurements: BulkMeasurements, pods: Sequence[Pod], *, interval_s: float
+    measurements: BulkMeasurements,
+    pods: Sequence[Pod],
+    host_apps: Sequence[HostAppSubject],
+    *,
+    interval_s: float,
+    rules: Rules = OUR_RULES,
 ) -> dict[str, Use]:
     """Return what to train: model key -> the use since the last training.
 
-    pods: of any phase. A pod without samples of both CPU and memory is left out.
+    pods: of any phase. A pod or host application without samples of both CPU and memory is left
+    out.
     """
-    cpu = _p90(measurements, Metric.POD_CPU, interval_s)
-    memory = _p90(measurements, Metric.POD_MEMORY, interval_s)
     found: dict[str, Use] = {}
-    by_class = {priority: [0.0, 0.0, 0] for priority in PriorityClass}
+    by_class = {priority: [0.0, 0.0] for priority in PriorityClass}
+    measured: set[PriorityClass] = set()
     unmeasured: set[PriorityClass] = set()
+    of_pods = _uses(measurements, Metric.POD_CPU, Metric.POD_MEMORY, interval_s, rules)
     for pod in pods:
         priority = class_of(pod)
-        cores, used = cpu.get(pod.uid), memory.get(pod.uid)
-        if cores is None or used is None:
+        use = of_pods.get(pod.uid)
+        if use is None:
             if pod.phase != "Pending" and not pod.ended:
                 unmeasured.add(priority)
             continue
-        found[pod.uid] = Use(cores, used)
-        total = by_class[priority]
-        total[0] += cores
-        total[1] += used
-        total[2] += 1
-    for priority, (all_cores, all_used, count) in by_class.items():
-        if count or priority not in unmeasured:
-            found[class_key(priority)] = Use(all_cores, all_used)
-    node = _of_node(measurements, interval_s)
-    if node is not None:
-        found[NODE] = node
-        found[SYSTEM] = Use(
-            max(node.cpu_cores - sum(total[0] for total in by_class.values()), 0.0),
-            max(node.memory_bytes - sum(total[1] for total in by_class.values()), 0.0),
-        )
+        found[pod.uid] = use
+        by_class[priority][0] += use.cpu_cores
+        by_class[priority][1] += use.memory_bytes
+        measured.add(priority)
+    of_apps = _uses(measurements, Metric.HOST_APP_CPU, Metric.HOST_APP_MEMORY, interval_s, rules)
+    others_bytes = 0.0
+    for app in host_apps:
+        use = of_apps.get(app.name, Use())
+        if app.priority in _YIELDING and not rules.host_apps_are_system:
+            total = by_class[PriorityClass(app.priority)]
+            total[0] += use.cpu_cores
+            total[1] += use.memory_bytes
+        else:
+            others_bytes += use.memory_bytes
+    for priority, (cores, used) in by_class.items():
+        if priority in measured or priority not in unmeasured:
+            found[class_key(priority)] = Use(cores, used)
+    node = _of_node(measurements, interval_s, rules)
+    if node is None:
+        return found
+    found[NODE] = node
+    cores = max(node.cpu_cores - sum(total[0] for total in by_class.values()), 0.0)
+    if rules.cut_memory_peaks:
+        used = max(node.memory_bytes - sum(total[1] for total in by_class.values()), 0.0)
+        found[SYSTEM] = Use(cores, used)
+    elif system := measurements.aggregate(Series(Metric.SYSTEM_MEMORY), within_s=interval_s):
+        found[SYSTEM] = Use(cores, system.largest + others_bytes)
     return found
 
 
-def _p90(measurements: BulkMeasurements, metric: Metric, within_s: float) -> dict[str, float]:
-    found = measurements.statistics(metric, within_s=within_s)
-    return {of: p90 for (of, _), p90 in zip(found.keys, found.p90.tolist(), strict=True)}
+def _uses(
+    measurements: BulkMeasurements, cpu: Metric, memory: Metric, within_s: float, rules: Rules
+) -> dict[str, Use]:
+    """Return the use of each object that has samples of both metrics."""
+    cores = measurements.statistics(cpu, within_s=within_s)
+    used = measurements.statistics(memory, within_s=within_s)
+    peaks = used.p90 if rules.cut_memory_peaks else used.largest
+    peak_of = {of: peak for (of, _), peak in zip(used.keys, peaks.tolist(), strict=True)}
+    return {
+        of: Use(p90, peak_of[of])
+        for (of, _), p90 in zip(cores.keys, cores.p90.tolist(), strict=True)
+        if of in peak_of
+    }
 
 
-def _of_node(measurements: BulkMeasurements, interval_s: float) -> Use | None:
+def _of_node(measurements: BulkMeasurements, interval_s: float, rules: Rules) -> Use | None:
     cpu = measurements.aggregate(Series(Metric.NODE_CPU), within_s=interval_s)
     memory = measurements.aggregate(Series(Metric.NODE_MEMORY), within_s=interval_s)
     if cpu is None or memory is None:
         return None
-    return Use(cpu.p90, memory.p90)
+    return Use(cpu.p90, memory.p90 if rules.cut_memory_peaks else memory.largest)
 
 
 class Saved(msgspec.Struct, frozen=True):

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from hooks.subject import Pod
+from hooks.subject import HostAppSubject, Pod
 from koordlet.measurement.bulk import BulkMeasurements
 from koordlet.prediction import checkpoints
-from koordlet.prediction.models import Models, samples
+from koordlet.prediction.models import OUR_RULES, Models, Rules, samples
 
 _LOG = logging.getLogger("koordlet.prediction")
 
@@ -44,6 +44,7 @@ class Trainer:
         schedule: Schedule,
         directory: str,
         *,
+        rules: Rules = OUR_RULES,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +54,7 @@ class Trainer:
         self.problem = ""
         """Why the last checkpoint was not written; empty when it was."""
         self._schedule = schedule
+        self._rules = rules
         self._directory = directory
         self._monotonic = monotonic
         self._offset_s = wall() - monotonic()
@@ -70,10 +72,21 @@ class Trainer:
             self.models.restore(saved, now_s)
         return loaded.problems
 
-    def train(self, measurements: BulkMeasurements, pods: Sequence[Pod]) -> None:
+    def train(
+        self,
+        measurements: BulkMeasurements,
+        pods: Sequence[Pod],
+        host_apps: Sequence[HostAppSubject],
+    ) -> None:
         """Add a sample to each model, and write the file if a checkpoint is due."""
         now_s = self._now_s()
-        found = samples(measurements, pods, interval_s=self._schedule.training_s)
+        found = samples(
+            measurements,
+            pods,
+            host_apps,
+            interval_s=self._schedule.training_s,
+            rules=self._rules,
+        )
         self.models.train(found, now_s)
         self.trainings += 1
         # Kept models get as long after a start as others: the pods may be listed late.

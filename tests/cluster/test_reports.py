@@ -78,6 +78,7 @@ class Node:
             config,
             measurements=lambda: self.measured,
             pods=lambda: self.pods,
+            host_apps=lambda: (),
             node=lambda: None,
             node_amounts=lambda: NodeAmounts(16_000, 64 * GIB),
             events=events,

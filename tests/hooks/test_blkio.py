@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,6 +226,44 @@ def test_a_bad_block_of_an_annotation_leaves_the_others() -> None:
     assert values(decision) == {"blkio.throttle.read_bps_device:8:16": 2}
     message = only_fault(decision)
     assert pod.obj in message and f'"{ANNOTATION_BLKIO_QOS}"].blocks[0].name' in message
+
+
+def _with_volumes(*blocks: dict[str, Any], volumes: Any) -> Any:
+    pod = _annotated("BE", *blocks)
+    kernel = msgspec.structs.replace(
+        _kernel(), pod_volumes={} if volumes is None else {pod.uid: volumes}
+    )
+    return decide(a_pod_subject(pod), node(kernel=kernel), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("volumes", "expected", "fault"),
+    [
+        ({"data": (_SDB,)}, ["8:16"], ""),
+        ({"data": (_SDA, _NVME), "other": (_SDB,)}, ["259:0", "8:0"], ""),
+        # the pod's mounts were not looked at yet: neither a claim nor an error
+        (None, [], ""),
+        ({}, [], "no CSI volume of this pod on a block device of that name"),
+        ({"data": ()}, [], "no CSI volume of this pod on a block device of that name"),
+    ],
+)
+def test_a_volume_of_a_pod_counts_for_the_disks_below_it(
+    volumes: Any, expected: list[str], fault: str
+) -> None:
+    decision = _with_volumes(_block("data", "podvolume", readBPS=7), volumes=volumes)
+    assert sorted(key for _, key in decision.outcomes) == expected
+    assert not fault or fault in only_fault(decision)
+    assert bool(decision.faults) is bool(fault)
+
+
+def test_a_volume_of_another_pod_counts_for_nothing() -> None:
+    pod = _annotated("BE", _block("data", "podvolume", readBPS=7))
+    kernel = msgspec.structs.replace(
+        _kernel(), pod_volumes={pod.uid: {}, "another": {"data": (_SDB,)}}
+    )
+    decision = decide(a_pod_subject(pod), node(kernel=kernel), POLICY)
+    assert not decision.outcomes
+    assert "blocks[0].name" in only_fault(decision)
 
 
 def test_on_v1_throttles_are_degraded_and_latencies_are_not_claimed() -> None:

@@ -157,10 +157,32 @@ def test_best_effort_pods_count_batch_memory() -> None:
         0, GIB // 2, 2 * GIB
     )
     unlabelled = a_pod("", BE, specs=[batch("a", memory=(GIB, 3 * GIB))])
-    inputs = _node(slo, allocatable_memory_bytes=8 * GIB)
-    assert values(decide(a_container(unlabelled, "a"), inputs, POLICY)) == {
-        "memory.high": 4 * GIB  # no plain request, no plain limit: half of the node
-    }
+    assert values(decide(a_container(unlabelled, "a"), _node(slo), POLICY)) == _memory(
+        0, GIB // 2, 2 * GIB
+    )
+    assert values(decide(a_pod_subject(unlabelled), _node(slo), POLICY)) == _memory(0, GIB // 2)
+    latency_sensitive = a_pod("LS", BE, specs=[batch("a", memory=(GIB, 3 * GIB))])
+    inputs = _node(classes("memoryQOS", ls=PERCENTS))
+    assert values(decide(a_container(latency_sensitive, "a"), inputs, POLICY)) == {}
+
+
+def test_containers_that_share_their_pods_limit_are_throttled_together() -> None:
+    """Each container by itself would be throttled at 4.8 GiB; both together would reach 8 first."""
+    whole = Amounts(memory_request_bytes=2 * GIB, memory_limit_bytes=8 * GIB)
+    overhead = Amounts(memory_request_bytes=GIB)
+    pod = a_pod("LS", specs=[plain("a"), plain("b")], resources=whole)
+    wanted = (2 * GIB + 6 * GIB * 60 // 100) // 4096 * 4096
+    assert decide(a_pod_subject(pod), _node(), POLICY).value(Resource.MEMORY_HIGH) == wanted
+    pod = a_pod("LS", specs=[plain("a"), plain("b")], resources=whole, overhead=overhead)
+    high = decide(a_pod_subject(pod), _node(), POLICY).value(Resource.MEMORY_HIGH)
+    assert high == wanted + GIB
+    off = a_pod(
+        "LS",
+        specs=[plain("a")],
+        resources=whole,
+        annotations={ANNOTATION_MEMORY_QOS: {"throttlingPercent": 0}},
+    )
+    assert decide(a_pod_subject(off), _node(), POLICY).value(Resource.MEMORY_HIGH) is None
 
 
 # --- values ------------------------------------------------------------------------------------
@@ -240,7 +262,7 @@ def test_a_pods_own_memory_replaces_the_sum_and_a_missing_limit() -> None:
     whole = Amounts(memory_request_bytes=4 * GIB, memory_limit_bytes=8 * GIB)
     pod = a_pod("LS", specs=[A, plain("open")], resources=whole)
     assert values(decide(a_pod_subject(pod), _node(), POLICY)) == _memory(
-        4 * GIB * 80 // 100, 2 * GIB
+        4 * GIB * 80 // 100, 2 * GIB, (4 * GIB + 4 * GIB * 60 // 100) // 4096 * 4096
     )
     assert values(decide(a_container(pod, "a"), _node(), POLICY)) == _memory(
         858993459, 536870912, 1717985280

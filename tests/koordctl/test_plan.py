@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from apis.keys import ANNOTATION_BLKIO_QOS
 from hooks.claim import Claim
 from hooks.standing import Standing
 from koordctl.main import main
@@ -22,6 +23,7 @@ from linux.resources import Resource
 from tests.koordctl.asked import ONE_CPU, POD_UID, Ask, with_daemon
 from tests.koordlet.daemon.bed import SLO, Node, ls_manifest, node, node_object
 from tests.simulated import UBUNTU_24_04, Kubelet, SimulatedKernel
+from tests.simulated.devices import mount_line, put_disk, put_mountinfo
 
 
 def test_a_plan_uses_objects_of_the_api_server_beside_the_directory(
@@ -101,6 +103,24 @@ def test_an_offline_plan_is_made_for_the_pods_of_manifests(
         "50000",
     )
     assert machine.kernel.writes_of() == []
+
+
+def test_an_offline_plan_finds_the_disk_of_a_pods_volume(
+    tmp_path: Path, machine: Kubelet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    gates = {"featureGates": {"BlkIOReconcile": True}}
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **gates}))
+    block = {"name": "data", "type": "podvolume", "ioCfg": {"readBPS": 7}}
+    manifest = ls_manifest(POD_UID)
+    manifest["metadata"]["annotations"] = {ANNOTATION_BLKIO_QOS: json.dumps({"blocks": [block]})}
+    (tmp_path / "objects" / "pod.yaml").write_text(yaml.safe_dump(manifest))
+    put_disk(machine.kernel, "vda", "253:0")
+    point = f"/var/lib/kubelet/pods/{POD_UID}/volumes/kubernetes.io~csi/data/mount"
+    put_mountinfo(machine.kernel, lambda: mount_line(point, "253:0"))
+    assert plan_offline(tmp_path, "-o", "json") == 0
+    (write,) = json.loads(capsys.readouterr().out)["writes"]
+    assert (write["path"].rpartition("/")[2], write["new"]) == ("io.max", "7")
 
 
 def test_an_offline_plan_for_a_node_whose_runtime_lists_no_pod_is_complete(

@@ -17,9 +17,10 @@ def rank(count: int, fraction: float) -> int:
 
 
 @dataclass(frozen=True)
-class Percentiles:
+class Statistics:
     keys: tuple[Key, ...]
     p90: NDArray[np.float64]
+    largest: NDArray[np.float64]
 
 
 @dataclass
@@ -66,6 +67,7 @@ class Measured:
             p90=p90,
             p95=p95,
             p99=p99,
+            largest=ordered[-1],
             latest=window[-1][1],
         )
 
@@ -83,11 +85,15 @@ class Measured:
             if (average := self.average(series, within_s=within_s)) is not None
         }
 
-    def statistics(self, metric: Metric, *, within_s: float) -> Percentiles:
+    def statistics(self, metric: Metric, *, within_s: float) -> Statistics:
         found = self._of(metric, within_s)
-        p90 = [
-            aggregate.p90
+        aggregates = [
+            aggregate
             for series in found
             if (aggregate := self.aggregate(series, within_s=within_s)) is not None
         ]
-        return Percentiles(tuple((each.of, each.detail) for each in found), np.array(p90))
+        return Statistics(
+            tuple((each.of, each.detail) for each in found),
+            np.array([each.p90 for each in aggregates]),
+            np.array([each.largest for each in aggregates]),
+        )

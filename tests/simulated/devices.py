@@ -1,9 +1,11 @@
-"""Devices that a test adds to the simulated /sys: disks, and RDMA functions."""
+"""Devices that a test adds to the simulated /sys: disks and RDMA functions; and mounts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.simulated.kernel import SimulatedKernel
-from tests.simulated.vfs import Folder, Link, text
+from tests.simulated.vfs import File, Folder, Link, Node, text
 
 
 def put_disk(
@@ -22,6 +24,26 @@ def put_disk(
         kernel.sysfs.put(f"{base}/dm/name", text(f"{mapper}\n"))
         kernel.sysfs.put(f"{base}/dm/uuid", text("LVM-abc\n" if lvm else "CRYPT-abc\n"))
     kernel.sysfs.put(f"class/block/{name}", Link(f"../../{base}"))
+
+
+def put_mountinfo(kernel: SimulatedKernel, lines: Callable[[], str]) -> None:
+    """Give the node's first process the mounts that `lines` returns."""
+    processes = kernel.proc.root.dynamic
+    assert processes is not None
+
+    def with_mounts() -> dict[str, Node]:
+        folders = processes()
+        first = folders["1"]
+        assert isinstance(first, Folder)
+        first.entries["mountinfo"] = File(lines)
+        return folders
+
+    kernel.proc.root.dynamic = with_mounts
+
+
+def mount_line(point: str, device: str, kind: str = "ext4", source: str = "/dev/none") -> str:
+    """Return a line of mountinfo. device: "major:minor"."""
+    return f"36 35 {device} / {point} rw,noatime shared:1 - {kind} {source} rw\n"
 
 
 def put_rdma_function(

@@ -15,12 +15,16 @@ from typing import Any, Final
 
 from apis.errors import InputError
 from apis.keys import CPU, MEMORY
-from hooks.compat import COLD_START_BY_AGE_ONLY
+from hooks.compat import (
+    COLD_START_BY_AGE_ONLY,
+    PREDICTION_CUTS_MEMORY_PEAKS,
+    PREDICTION_HOST_APPS_ARE_SYSTEM,
+)
 from hooks.facts import NodeMeta
-from hooks.subject import Pod
-from koordlet.configuration.config import Config, Prediction
+from hooks.subject import HostAppSubject, Pod
+from koordlet.configuration.config import Config
 from koordlet.measurement.bulk import BulkMeasurements
-from koordlet.prediction.models import Models
+from koordlet.prediction.models import Models, Rules
 from koordlet.prediction.peak import Both, Predictions, Settings, predict
 from koordlet.prediction.training import Schedule, Trainer
 from koordlet.qos.strategy import NodeAmounts
@@ -47,6 +51,7 @@ class Predicting:
         *,
         measurements: Callable[[], BulkMeasurements | None],
         pods: PodsOf,
+        host_apps: Callable[[], Sequence[HostAppSubject]],
         node: Callable[[], NodeMeta | None],
         node_amounts: Callable[[], NodeAmounts | None],
         events: Events,
@@ -58,12 +63,13 @@ class Predicting:
         self._interval_s = float(config.prediction.training_interval)
         self._measurements = measurements
         self._pods = pods
+        self._host_apps = host_apps
         self._node = node
         self._node_amounts = node_amounts
         self._events = events
         self._workers = workers
         self._settings = _settings(config)
-        self.trainer = _trainer(config.prediction, config.prediction_directory)
+        self.trainer = _trainer(config)
         self._problem = ""
         self._repeats = Repeats()
 
@@ -89,7 +95,8 @@ class Predicting:
             measurements = self._measurements()
             if measurements is None:
                 return False
-            self.trainer.train(measurements, [pod for pod, _ in self._pods()])
+            pods = [pod for pod, _ in self._pods()]
+            self.trainer.train(measurements, pods, self._host_apps())
         except Exception as error:  # noqa: BLE001 - the next training is made all the same
             self._problem = f"{type(error).__name__}: {error}"
             if (left_out := self._repeats.due(type(error).__name__)) is not None:
@@ -173,7 +180,8 @@ def _settings(config: Config) -> Settings:
     )
 
 
-def _trainer(prediction: Prediction, directory: str) -> Trainer:
+def _trainer(config: Config) -> Trainer:
+    prediction = config.prediction
     return Trainer(
         Models(
             cpu_half_life_s=float(prediction.cpu_half_life),
@@ -184,5 +192,9 @@ def _trainer(prediction: Prediction, directory: str) -> Trainer:
             expiration_s=float(prediction.model_expiration),
             checkpoint_s=float(prediction.checkpoint_interval),
         ),
-        directory,
+        config.prediction_directory,
+        rules=Rules(
+            host_apps_are_system=PREDICTION_HOST_APPS_ARE_SYSTEM in config.compat,
+            cut_memory_peaks=PREDICTION_CUTS_MEMORY_PEAKS in config.compat,
+        ),
     )

@@ -168,11 +168,13 @@ def _without_private_parts(pod: PodOnNode) -> PodOnNode:
 
 
 def _without_private_words(inputs: NodeInputs) -> NodeInputs:
-    """Return the inputs with the Node's labels and annotations of Koordinator's domain alone."""
+    """Return the inputs with the Node's labels and annotations of Koordinator's domain alone, and
+    without the names of pods' volumes, which no strategy reads."""
     node = msgspec.structs.replace(
         inputs.node, labels=_ours(inputs.node.labels), annotations=_ours(inputs.node.annotations)
     )
-    return msgspec.structs.replace(inputs, node=node)
+    kernel = msgspec.structs.replace(inputs.kernel, pod_volumes={})
+    return msgspec.structs.replace(inputs, node=node, kernel=kernel)
 
 
 def _ours(words: Mapping[str, str]) -> dict[str, str]:

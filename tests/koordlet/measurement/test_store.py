@@ -131,6 +131,7 @@ def test_reads_of_one_object_and_of_all_agree_with_a_plain_list(
         assert averages[key] == pytest.approx(view.average(pod(uid), within_s=within_s))
         ordered = sorted(values_only)
         assert one.p90 == ordered[max(int(np.float32(len(mine)) * np.float32(0.9)) - 1, 0)]
+        assert one.largest == ordered[-1]
         index = statistics.keys.index(key)
         assert tuple(getattr(statistics, name)[index] for name in one._fields) == pytest.approx(one)
 

@@ -240,10 +240,10 @@ def test_the_trainer_writes_one_file_each_ten_minutes_and_loads_it(tmp_path: Pat
     first = trainer(tmp_path, clock)
     assert first.load() == ()
     for _ in range(10):
-        first.train(using(2.0), (pod("a"),))
+        first.train(using(2.0), (pod("a"),), ())
         assert os.listdir(tmp_path) == []
         clock.now += 60
-    first.train(using(2.0), (pod("a"),))
+    first.train(using(2.0), (pod("a"),), ())
     assert os.listdir(tmp_path) == [checkpoints.FILE]
     second = trainer(tmp_path, clock)
     assert second.load() == ()
@@ -255,15 +255,15 @@ def test_models_of_ended_pods_go_after_half_an_hour_but_not_right_after_a_start(
 ) -> None:
     clock = Clock()
     first = trainer(tmp_path, clock)
-    first.train(using(2.0), (pod("a"),))
+    first.train(using(2.0), (pod("a"),), ())
     first.save()
     clock.now += 2 * HOUR
     second = trainer(tmp_path, clock)
     second.load()
-    second.train(Measured(now=0.0), ())
+    second.train(Measured(now=0.0), (), ())
     assert second.models.samples_of("a") == 1
     clock.now += 1801
-    second.train(Measured(now=0.0), ())
+    second.train(Measured(now=0.0), (), ())
     assert second.models.samples_of("a") == 0
 
 
@@ -275,7 +275,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_training_goes_on(
     clock = Clock()
     made = trainer(blocked, clock)
     clock.now += 601
-    made.train(using(2.0), (pod("a"),))
+    made.train(using(2.0), (pod("a"),), ())
     assert str(blocked) in made.problem
     assert made.models.samples_of("a") == 1
 

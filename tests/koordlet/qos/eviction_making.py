@@ -59,6 +59,7 @@ class Measured:
             p90,
             p95,
             p99,
+            values[-1],
             self._within(series, within_s)[-1],
         )
 

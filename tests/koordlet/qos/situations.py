@@ -33,7 +33,7 @@ class Figures:
 
     def aggregate(self, series: Series, *, within_s: float) -> Aggregate | None:
         value = self.values.get(series)
-        return None if value is None else Aggregate(1, 0.0, *[value] * 6)
+        return None if value is None else Aggregate(1, 0.0, *[value] * 7)
 
 
 def cpus(count: int = 16, *, nodes: int = 2, threads: int = 2) -> tuple[Cpu, ...]:

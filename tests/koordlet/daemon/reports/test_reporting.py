@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from apis.qos import QoSClass
 from hooks.facts import NodeMeta
-from hooks.subject import Pod
+from hooks.subject import HostAppSubject, Pod
 from koordlet.daemon.reports.predicting import Predicting
 from koordlet.daemon.reports.reporting import Reporting
 from koordlet.measurement.series import Metric, Series
@@ -40,6 +41,8 @@ class Bed:
         self.measured.constant(Series(Metric.NODE_MEMORY), 6 * GIB)
         young = pod("a", cpu_milli=8000, memory_bytes=16 * GIB)
         age = time.time() - 3 * DAY
+        self.measured.constant(Series(Metric.SYSTEM_MEMORY), 2 * GIB)
+        self.host_apps: list[HostAppSubject] = []
         self.pods: list[tuple[Pod, bool]] = [(_aged(young, age), False)]
         self.node = NodeMeta("n1")
         self.amounts = NodeAmounts(cpu_milli=16000, memory_bytes=64 * GIB)
@@ -53,6 +56,7 @@ class Bed:
             config,
             measurements=lambda: self.measured,
             pods=lambda: self.pods,
+            host_apps=lambda: self.host_apps,
             node=lambda: self.node,
             node_amounts=lambda: self.amounts,
             events=self.events,
@@ -120,6 +124,31 @@ def test_compat_cold_start_by_age_trusts_the_first_sample(tmp_path: Path) -> Non
     compatible = Bed(tmp_path, compat=["PredictionColdStartByAge"])
     compatible.train(1)
     assert compatible.reclaimable()["cpu"] == "4633m"
+
+
+def test_compat_host_applications_of_batch_lessen_what_is_reclaimable(tmp_path: Path) -> None:
+    """What the node uses beyond the pod, 1 core and 2 GiB, is the application's."""
+    plain, compatible = Bed(tmp_path), Bed(tmp_path, compat=["PredictionHostAppsAreSystem"])
+    for made in (plain, compatible):
+        assert made.measured is not None
+        made.host_apps = [HostAppSubject("yarn", QoSClass.BE, "hadoop-yarn", "koord-batch")]
+        made.measured.constant(Series(Metric.HOST_APP_CPU, "yarn"), 1.0)
+        made.measured.constant(Series(Metric.HOST_APP_MEMORY, "yarn"), 2 * GIB)
+        made.measured.constant(Series(Metric.SYSTEM_MEMORY), 0.0)
+        made.train()
+    assert compatible.reclaimable() == {"cpu": "4633m", "memory": "9972462999"}
+    # 8000 - (2001 + 25 + 25) x 1.1; 16 GiB - (4384414627 + 2 x 5242880) x 1.1, truncated
+    assert plain.reclaimable() == {"cpu": "5744m", "memory": "12345478759"}
+
+
+def test_compat_memory_peaks_within_a_minute_are_cut(tmp_path: Path) -> None:
+    plain, compatible = Bed(tmp_path), Bed(tmp_path, compat=["PredictionCutsMemoryPeaks"])
+    for made in (plain, compatible):
+        assert made.measured is not None
+        made.measured.values(Series(Metric.POD_MEMORY, "a"), [4.0 * GIB] * 58 + [8.0 * GIB] * 3)
+        made.train()
+    assert compatible.reclaimable()["memory"] == "9972462999"
+    assert int(plain.reclaimable()["memory"]) < 9972462999 - 4 * GIB
 
 
 def test_what_is_reclaimable_is_bounded_by_the_raw_allocatable_of_an_amplified_node(

@@ -65,7 +65,7 @@ class _Looked(Figures):
         return 1.0
 
     def aggregate(self, series: Series, *, within_s: float) -> Aggregate | None:
-        return Aggregate(60, 60.0, *[1.0] * 6)
+        return Aggregate(60, 60.0, *[1.0] * 7)
 
 
 @pytest.mark.parametrize("interval_s", [1.0, 3.0, 10.0])
