@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from apis.core import (
+    ContainerStatus,
     OwnerReference,
     Toleration,
     is_sidecar,
@@ -39,12 +40,14 @@ from apis.keys import (
 )
 from apis.meta import LabelSelector
 from apis.qos import KubeQoS, PriorityClass, QoSClass
+from apis.quantity import ResourceList
 from apis.scheduling_pod import (
     Affinity,
     ContainerPort,
     SchedulingContainer,
     SchedulingPod,
     SchedulingPodSpec,
+    SchedulingPodStatus,
     TopologySpreadConstraint,
 )
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
@@ -273,21 +276,25 @@ def _amounts_in_force(pod: SchedulingPod) -> tuple[Amounts, Amounts]:
 
 
 def _is_resized(pod: SchedulingPod) -> bool:
-    """Return whether a container's resources in force differ from what its spec requests."""
+    """Return whether resources in force differ from what the pod or a container requests."""
+    spec, status = pod.spec, pod.status
+    if spec.resources is not None and _differs(spec.resources.requests, status):
+        return True
     statuses = {
-        status.name: status
-        for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
-        if status.resources is not None or status.allocated_resources
+        each.name: each for each in (*status.container_statuses, *status.init_container_statuses)
     }
-    for container in (*pod.spec.containers, *pod.spec.init_containers) if statuses else ():
-        status = statuses.get(container.name)
-        if status is not None:
-            requests = container.resources.requests
-            if status.resources is not None and status.resources.requests != requests:
-                return True
-            if status.allocated_resources and status.allocated_resources != requests:
-                return True
-    return False
+    return any(
+        container.name in statuses
+        and _differs(container.resources.requests, statuses[container.name])
+        for container in (*spec.containers, *spec.init_containers)
+    )
+
+
+def _differs(requests: ResourceList, status: ContainerStatus | SchedulingPodStatus) -> bool:
+    if status.resources is None:
+        return False
+    allocated = status.allocated_resources
+    return status.resources.requests != requests or bool(allocated and allocated != requests)
 
 
 def _content_of(container: SchedulingContainer) -> tuple[Any, ...]:
@@ -363,7 +370,7 @@ def _limits(spec: SchedulingPodSpec) -> Amounts:
 def _scored(pod: SchedulingPod, requests: Amounts) -> Amounts:
     """Return cpu and memory with the defaults of containers without a request.
 
-    While a resize is under way, containers count as in `pod_requests`.
+    While a resize is under way, the pod and its containers count as in `pod_requests`.
     Source: kube-scheduler's NonZeroRequested; docs/facts/scheduler.md, "Requests".
     """
     result = {}
