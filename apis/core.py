@@ -7,7 +7,7 @@ docs/facts/apis.md, "Requests of a pod" and "Classes of a pod".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from msgspec import field
@@ -21,7 +21,7 @@ from apis.qos import (
     priority_class_with_default,
     qos_class,
 )
-from apis.quantity import Quantity, ResourceList, add_resources, max_resources
+from apis.quantity import ZERO, Quantity, ResourceList, add_resources, max_resources
 
 
 class OwnerReference(Wire, frozen=True):
@@ -168,6 +168,8 @@ class PodStatus(Wire, frozen=True):
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     ephemeral_container_statuses: tuple[ContainerStatus, ...] = ()
     resize: str = ""
+    allocated_resources: ResourceList = field(default_factory=dict)
+    resources: ResourceRequirements | None = None
 
 
 class Pod(Wire, frozen=True):
@@ -253,74 +255,86 @@ def is_sidecar(container: Container) -> bool:
     return container.restart_policy == "Always"
 
 
-def requests_in_force(pod: Pod) -> Callable[[Container], Mapping[str, Quantity]]:
-    """Return what says how much a container of the pod counts with.
+def _is_infeasible(pod: Pod) -> bool:
+    """Return whether the node cannot fulfil what a resize asks for.
 
-    While a resize is under way, that is the largest of what it asks for, what was allocated and
-    what is in force.
+    Kubelets before 1.33 say so in `status.resize`, which Kubernetes does not look at any more.
     """
-    statuses = {
-        status.name: status
-        for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
-    }
-    infeasible = pod.status.resize == "Infeasible" or any(
+    return pod.status.resize == "Infeasible" or any(
         condition.type == "PodResizePending" and condition.reason == "Infeasible"
         for condition in pod.status.conditions
     )
 
+
+def _in_force(
+    wanted: Mapping[str, Quantity], status: ContainerStatus | PodStatus, *, infeasible: bool
+) -> Mapping[str, Quantity]:
+    """Return the largest of what is wanted, unless that is infeasible, allocated and in force."""
+    # Without what is in force, Kubernetes does not count what was allocated either.
+    if status.resources is None:
+        return wanted
+    known = [status.resources.requests, status.allocated_resources]
+    return max_resources(known if infeasible else [wanted, *known])
+
+
+def requests_in_force(pod: Pod) -> Callable[[Container], Mapping[str, Quantity]]:
+    """Return what says how much a container of the pod counts with.
+
+    While a resize is under way, that is the largest of what it asks for, what was allocated and
+    what is in force. An ordinary init container counts with what it asks for.
+    """
+    sidecars = {container.name for container in pod.spec.init_containers if is_sidecar(container)}
+    statuses = {status.name: status for status in pod.status.container_statuses}
+    for status in pod.status.init_container_statuses:
+        if status.name in sidecars:
+            statuses[status.name] = status
+    infeasible = _is_infeasible(pod)
+
     def requests(container: Container) -> Mapping[str, Quantity]:
         status = statuses.get(container.name)
-        # Without what is in force, Kubernetes does not count what was allocated either.
-        if status is None or status.resources is None:
-            return container.resources.requests
-        known = [status.resources.requests, status.allocated_resources]
-        return max_resources(known if infeasible else [container.resources.requests, *known])
+        wanted = container.resources.requests
+        return wanted if status is None else _in_force(wanted, status, infeasible=infeasible)
 
     return requests
+
+
+def _pod_level_in_force(pod: Pod) -> ResourceList:
+    """Return the requests of the pod itself that replace the sum of its containers.
+
+    While a resize is under way they count as those of a container do. What `spec.resources` does
+    not request is the containers' sum, whatever the status says.
+    """
+    wanted = pod.spec.resources.requests if pod.spec.resources is not None else {}
+    if not wanted:
+        return {}
+    in_force = _in_force(wanted, pod.status, infeasible=_is_infeasible(pod))
+    return {
+        name: in_force.get(name, ZERO)
+        for name in wanted
+        if name in _POD_LEVEL_RESOURCES or name.startswith("hugepages-")
+    }
 
 
 def pod_requests(pod: Pod) -> ResourceList:
     """Return what the scheduler counts for the pod.
 
     max(containers + sidecars, peak while initialising) + overhead; pod-level cpu, memory and huge
-    pages replace the sum. While a resize is under way a container counts with the largest of what
-    it asks for, what was allocated and what is in force.
+    pages replace the sum. While a resize is under way, containers, and the pod's own requests,
+    count with the largest of what is asked for, what was allocated and what is in force.
     """
     requests = requests_in_force(pod)
-    return _pod_total(
-        pod.spec,
-        containers=[requests(container) for container in pod.spec.containers],
-        init_containers=[
-            (requests(container), is_sidecar(container)) for container in pod.spec.init_containers
-        ],
-        pod_level=pod.spec.resources.requests if pod.spec.resources else {},
-        overhead=pod.spec.overhead,
-    )
-
-
-def _pod_total(
-    spec: PodSpec,
-    *,
-    containers: Iterable[Mapping[str, Quantity]],
-    init_containers: Iterable[tuple[Mapping[str, Quantity], bool]],
-    pod_level: Mapping[str, Quantity],
-    overhead: Mapping[str, Quantity],
-) -> ResourceList:
-    running = add_resources(*containers)
+    running = add_resources(*(requests(container) for container in pod.spec.containers))
     sidecars: ResourceList = {}
     peak: ResourceList = {}
-    for amounts, sidecar in init_containers:
-        if sidecar:
-            sidecars = add_resources(sidecars, amounts)
+    for container in pod.spec.init_containers:
+        if is_sidecar(container):
+            sidecars = add_resources(sidecars, requests(container))
             peak = max_resources([peak, sidecars])
         else:
             # An ordinary init container runs together with the sidecars started before it.
-            peak = max_resources([peak, add_resources(sidecars, amounts)])
+            peak = max_resources([peak, add_resources(sidecars, requests(container))])
     total = max_resources([add_resources(running, sidecars), peak])
-    for name, amount in pod_level.items():
-        if name in _POD_LEVEL_RESOURCES or name.startswith("hugepages-"):
-            total[name] = amount
-    return add_resources(total, overhead)
+    return add_resources({**total, **_pod_level_in_force(pod)}, pod.spec.overhead)
 
 
 # --- classes of a pod --------------------------------------------------------------------------

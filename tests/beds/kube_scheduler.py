@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,11 +16,17 @@ from tests.beds.kubernetes import programs
 
 @contextmanager
 def kube_scheduler(
-    server: ApiServer, folder: Path, *, secure_port: int = 0, elected: bool = False
+    server: ApiServer,
+    folder: Path,
+    *,
+    secure_port: int = 0,
+    elected: bool = False,
+    profiles: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[None]:
-    """Run kube-scheduler with its defaults; its log is `folder`/log.
+    """Run kube-scheduler with its defaults; its log, with all scores, is `folder`/log.
 
     secure_port: on loopback, open to everyone; 0 for none. elected: it waits for its lease.
+    profiles: of its configuration; the default one if there are none.
     """
     kubeconfig, configuration = folder / "kubeconfig", folder / "configuration"
     kubeconfig.write_text(server.kubeconfig())
@@ -31,6 +38,7 @@ def kube_scheduler(
                 "leaderElection": {"leaderElect": elected},
                 "percentageOfNodesToScore": 100,
                 "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 1000},
+                **({"profiles": list(profiles)} if profiles else {}),
             }
         )
     )
@@ -47,6 +55,7 @@ def kube_scheduler(
                 f"--authentication-kubeconfig={kubeconfig}",
                 f"--authorization-kubeconfig={kubeconfig}",
                 "--authentication-tolerate-lookup-failure",
+                "--vmodule=schedule_one=10",
             ],
             stdout=log,
             stderr=log,

@@ -1,8 +1,9 @@
 """Pods of a file as the API server would store them: with defaults, from workloads too.
 
 The API server fills fields in when a pod is created (requests from limits, the priority of its
-class) and controllers make pods from templates. Both are done here as far as scheduling reads the
-result. What admission webhooks would change, such as a ClusterColocationProfile, is not.
+class, selectors with `matchLabelKeys`) and controllers make pods from templates. Both are done here
+as far as scheduling reads the result. What admission webhooks would change, such as a
+ClusterColocationProfile, is not.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
+from apis.decode import to_plain
 from apis.errors import InputError
 from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.simulation.claims import ephemeral_claims, replica_volumes, with_class
 from cluster.scheduler.simulation.objects import FileObject, tree_of
+from cluster.scheduler.sources.label_keys import with_label_keys
 from kube.resources import PERSISTENT_VOLUME_CLAIMS
 
 
@@ -229,6 +232,9 @@ def _complete(
         spec["priority"] = given.value
         if spec.get("preemptionPolicy") is None:
             spec["preemptionPolicy"] = given.policy
+    pod = decode_scheduling_pod(msgspec.json.encode(tree)) if spec.get("affinity") else None
+    if pod is not None and pod.spec.affinity is not None:
+        spec["affinity"] = to_plain(with_label_keys(pod.spec.affinity, pod.metadata.labels))
     for member in ("containers", "initContainers"):
         for container in spec.get(member) or ():
             resources = container.get("resources") or {}

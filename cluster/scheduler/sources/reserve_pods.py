@@ -48,6 +48,7 @@ from apis.scheduling_pod import (
     SchedulingPodSpec,
     SchedulingPodStatus,
 )
+from cluster.scheduler.sources.label_keys import with_label_keys
 from cluster.scheduler.sources.objects import kept_reserve_pod, renamed
 from cluster.scheduler.tables.reservations.pre_allocation import (
     ANNOTATION as ANNOTATION_PRE_ALLOCATION,
@@ -209,6 +210,8 @@ def _template(reservation: Reservation, problems: list[InputError]) -> _Template
 def _pod(reservation: Reservation, template: _Template, priority: int) -> SchedulingPod:
     meta, status, spec = reservation.metadata, reservation.status, template.spec
     pinned = spec.node_name
+    labels = {**template.metadata.labels, **meta.labels}
+    affinity = spec.affinity and with_label_keys(spec.affinity, labels)
     annotations = {
         **{k: v for k, v in template.metadata.annotations.items() if k not in _NOT_OF_TEMPLATE},
         **meta.annotations,
@@ -222,7 +225,7 @@ def _pod(reservation: Reservation, template: _Template, priority: int) -> Schedu
             resource_version=meta.resource_version,
             creation_timestamp=meta.creation_timestamp,
             deletion_timestamp=meta.deletion_timestamp,
-            labels={**template.metadata.labels, **meta.labels},
+            labels=labels,
             annotations={k: v for k, v in annotations.items() if k not in _NOT_OF_RESERVE_POD},
             owner_references=template.metadata.owner_references,
         ),
@@ -233,7 +236,7 @@ def _pod(reservation: Reservation, template: _Template, priority: int) -> Schedu
             volumes=() if status.node_name else spec.volumes,
             priority=priority,
             scheduler_name=spec.scheduler_name or DEFAULT_SCHEDULER,
-            affinity=_pinned(spec.affinity, pinned) if pinned else spec.affinity,
+            affinity=_pinned(affinity, pinned) if pinned else affinity,
         ),
         status=SchedulingPodStatus(
             phase=status.phase if status.phase in ENDED_PHASES else "",

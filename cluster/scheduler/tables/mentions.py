@@ -120,7 +120,6 @@ def mentioned_by_owners(owners: Iterable[ReservationOwner]) -> frozenset[Mention
 
 def _of_term(term: PodAffinityTerm, owner: PodShape) -> Iterator[Mention]:
     yield from _of_selector(term.label_selector)
-    yield from map(label, (*term.match_label_keys, *term.mismatch_label_keys))
     yield from map(namespace, term.namespaces)
     if term.namespace_selector is not None:
         yield EVERY_NAMESPACE

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from apis.core import (
+    ContainerStatus,
     OwnerReference,
     Toleration,
     is_sidecar,
@@ -39,12 +40,14 @@ from apis.keys import (
 )
 from apis.meta import LabelSelector
 from apis.qos import KubeQoS, PriorityClass, QoSClass
+from apis.quantity import ResourceList
 from apis.scheduling_pod import (
     Affinity,
     ContainerPort,
     SchedulingContainer,
     SchedulingPod,
     SchedulingPodSpec,
+    SchedulingPodStatus,
     TopologySpreadConstraint,
 )
 from cluster.scheduler.tables.amounts import Amounts, amounts_of
@@ -108,10 +111,13 @@ class PodShape:
     """A pod as plugins see it. Compared by identity: `Shapes` keeps one for each content.
 
     requests: as the scheduler counts them, with overhead. limits: the same sum of limits.
-    scored: cpu and memory with the defaults of containers that request none.
+    scored: cpu and memory with the defaults of containers that request none, of a pod on a node.
+    scored_pending: the same of the pod that is to be placed, for which its own requests
+    (`spec.resources`) do not count.
     owner_kind: kind of the controller, or "". owner_references: to all owners.
     identity: name and UID of the one pod that this is the shape of; None, the usual case, where
     nothing about the pod depends on which one it is.
+    images: of containers, one for each. image_volumes: of volumes with the files of an image.
     claims: in the order of the pod's volumes, each once. features: bits of those that its node has
     to declare: see `declared_features`. spread_by: selects the pods of the same workload (of its
     Service, ReplicaSet or StatefulSet) for the cluster's default spread, or None.
@@ -129,6 +135,7 @@ class PodShape:
     requests: Amounts
     limits: Amounts
     scored: Amounts
+    scored_pending: Amounts
     node_selector: Mapping[str, str]
     affinity: Affinity | None
     tolerations: tuple[Toleration, ...]
@@ -136,6 +143,7 @@ class PodShape:
     spread_by: LabelSelector | None
     ports: tuple[ContainerPort, ...]
     images: tuple[str, ...]
+    image_volumes: tuple[str, ...]
     claims: tuple[PodClaim, ...]
     disks: tuple[PodDisk, ...]
     gates: tuple[str, ...]
@@ -267,27 +275,33 @@ def _content(pod: SchedulingPod, spread_by: LabelSelector | None) -> bytes:
     )
 
 
-def _amounts_in_force(pod: SchedulingPod) -> tuple[Amounts, Amounts]:
+def _amounts_in_force(pod: SchedulingPod) -> tuple[Amounts, ...]:
+    """Return requests, scored and scored_pending of its shape."""
     requests = amounts_of(pod_requests(pod))
-    return requests, _scored(pod, requests)
+    by_containers = _scored_by_containers(pod)
+    return requests, _scored(pod, requests, by_containers), by_containers
 
 
 def _is_resized(pod: SchedulingPod) -> bool:
-    """Return whether a container's resources in force differ from what its spec requests."""
+    """Return whether resources in force differ from what the pod or a container requests."""
+    spec, status = pod.spec, pod.status
+    if spec.resources is not None and _differs(spec.resources.requests, status):
+        return True
     statuses = {
-        status.name: status
-        for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
-        if status.resources is not None or status.allocated_resources
+        each.name: each for each in (*status.container_statuses, *status.init_container_statuses)
     }
-    for container in (*pod.spec.containers, *pod.spec.init_containers) if statuses else ():
-        status = statuses.get(container.name)
-        if status is not None:
-            requests = container.resources.requests
-            if status.resources is not None and status.resources.requests != requests:
-                return True
-            if status.allocated_resources and status.allocated_resources != requests:
-                return True
-    return False
+    return any(
+        container.name in statuses
+        and _differs(container.resources.requests, statuses[container.name])
+        for container in (*spec.containers, *spec.init_containers)
+    )
+
+
+def _differs(requests: ResourceList, status: ContainerStatus | SchedulingPodStatus) -> bool:
+    if status.resources is None:
+        return False
+    allocated = status.allocated_resources
+    return status.resources.requests != requests or bool(allocated and allocated != requests)
 
 
 def _content_of(container: SchedulingContainer) -> tuple[Any, ...]:
@@ -298,7 +312,7 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
     spec = pod.spec
     owner_kind, owner = _owner(pod)
     containers = (*spec.containers, *spec.init_containers)
-    requests = amounts_of(pod_requests(pod))
+    requests, scored, scored_pending = _amounts_in_force(pod)
     return PodShape(
         namespace=pod.metadata.namespace,
         labels=_labels(pod),
@@ -311,14 +325,16 @@ def _shape(pod: SchedulingPod, spread_by: LabelSelector | None) -> PodShape:
         kube_qos=kube_qos(pod),
         requests=requests,
         limits=_limits(spec),
-        scored=_scored(pod, requests),
+        scored=scored,
+        scored_pending=scored_pending,
         node_selector=spec.node_selector,
         affinity=spec.affinity,
         tolerations=spec.tolerations,
         spread=spec.topology_spread_constraints,
         spread_by=spread_by,
         ports=_host_ports(spec),
-        images=(*(container.image for container in containers), *_image_volumes(spec)),
+        images=tuple(container.image for container in containers),
+        image_volumes=_image_volumes(spec),
         claims=_claims(pod),
         disks=_disks(pod),
         gates=tuple(gate.name for gate in spec.scheduling_gates),
@@ -360,19 +376,24 @@ def _limits(spec: SchedulingPodSpec) -> Amounts:
     return {name: limit + overhead.get(name, 0) for name, limit in total.items()}
 
 
-def _scored(pod: SchedulingPod, requests: Amounts) -> Amounts:
+def _scored(pod: SchedulingPod, requests: Amounts, by_containers: Amounts) -> Amounts:
     """Return cpu and memory with the defaults of containers without a request.
 
-    While a resize is under way, containers count as in `pod_requests`.
+    In a pod with requests of its own there are defaults only for what neither it nor a container
+    names. While a resize is under way, the pod and its containers count as in `pod_requests`.
     Source: kube-scheduler's NonZeroRequested; docs/facts/scheduler.md, "Requests".
     """
+    if pod.spec.resources is None or not pod.spec.resources.requests:
+        return by_containers
+    return {name: requests.get(name, amount) for name, amount in by_containers.items()}
+
+
+def _scored_by_containers(pod: SchedulingPod) -> Amounts:
+    """Return cpu and memory with the defaults of containers, whatever the pod itself requests."""
     result = {}
     spec, in_force = pod.spec, requests_in_force(pod)
     overhead = amounts_of(spec.overhead)
     for name, default in ((CPU, MILLI_CPU_WITHOUT_REQUEST), (MEMORY, MEMORY_WITHOUT_REQUEST)):
-        if spec.resources is not None and name in spec.resources.requests:
-            result[name] = requests.get(name, 0)
-            continue
 
         def amount(container: SchedulingContainer, name: str = name, default: int = default) -> int:
             requested = in_force(container).get(name)

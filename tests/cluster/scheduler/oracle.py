@@ -182,6 +182,7 @@ def image_locality(pod: SchedulingPod, on: OracleNode, cluster: Sequence[OracleN
     mib = 1024 * 1024
     total = 0
     images = [each.image for each in (*pod.spec.containers, *pod.spec.init_containers)]
+    most = 1000 * mib * len(images)
     images += [volume.image.reference for volume in pod.spec.volumes if volume.image]
     for image in images:
         name = image if ":" in image else f"{image}:latest"
@@ -191,5 +192,4 @@ def image_locality(pod: SchedulingPod, on: OracleNode, cluster: Sequence[OracleN
 
         having = sum(1 for other in cluster if size(other.node))
         total += int(size(on.node) * (having / len(cluster)))
-    most = 1000 * mib * len(images)
     return 100 * (min(max(total, 23 * mib), most) - 23 * mib) // (most - 23 * mib)

@@ -7,6 +7,10 @@ from typing import Any
 
 Tree = dict[str, Any]
 
+NAMESPACE_TEAMS = {"default": "a", "other": "a", "apart": "b"}
+"""Namespace -> its label "team"."""
+RUNTIME_CLASS = "heavy"
+"""Of some pods; where there is an API server, it gives them overhead."""
 ZONES = ("a", "b", "c")
 APPS = ("red", "green", "blue")
 _ZONE = "topology.kubernetes.io/zone"
@@ -54,11 +58,16 @@ def _node(random: Random, name: str) -> Tree:
 def pod(random: Random, name: str, *, node: str = "", owners: dict[str, Tree]) -> Tree:
     """Return a pod. node: where it runs, or "". owners: app -> owner reference of its ReplicaSet.
 
-    A running pod is small and keeps only affinity and ports of what a pod may ask for.
+    A running pod is small and keeps only affinity, ports and sidecars of what a pod may ask for.
+    One in another namespace than the default one has no owner.
     """
     app = random.choice(APPS)
     metadata: Tree = {"name": name, "labels": {"app": app}}
-    if random.random() < 0.4:
+    if random.random() < 0.5:
+        metadata["labels"]["version"] = random.choice("12")
+    if random.random() < 0.3:
+        metadata["namespace"] = random.choice(list(NAMESPACE_TEAMS))
+    elif random.random() < 0.4:
         metadata["labels"]["owned"] = app
         metadata["ownerReferences"] = [owners[app]]
     spec: Tree = {
@@ -71,10 +80,14 @@ def pod(random: Random, name: str, *, node: str = "", owners: dict[str, Tree]) -
         spec["containers"][0]["ports"] = [_port(random)]
     if random.random() < 0.35:
         spec["affinity"] |= _pod_affinity(random)
+    if random.random() < 0.2:
+        spec["initContainers"] = [_init_container(random, node)]
+    if random.random() < 0.15:
+        spec["runtimeClassName"] = RUNTIME_CLASS
+    if random.random() < 0.2:
+        spec["resources"] = {"requests": _own_requests(random, spec)}
     if node:
         return {"metadata": metadata, "spec": spec | {"nodeName": node}}
-    if random.random() < 0.35:
-        spec["initContainers"] = [_init_container(random)]
     if random.random() < 0.1:
         spec["volumes"] = [{"name": "v", "image": {"reference": random.choice(list(_IMAGES))}}]
     if random.random() < 0.15:
@@ -105,14 +118,58 @@ def _container(random: Random, name: str, node: str) -> Tree:
     return {"name": name, "image": image, "resources": {"requests": requests, "limits": limits}}
 
 
-def _init_container(random: Random) -> Tree:
+def _init_container(random: Random, node: str) -> Tree:
     """Return an init container, half of the time a sidecar; ports count for sidecars alone."""
-    container = _container(random, "first", "")
+    container = _container(random, "first", node)
     if random.random() < 0.5:
         container["restartPolicy"] = "Always"
     if random.random() < 0.6:
         container["ports"] = [_port(random)]
     return container
+
+
+def _own_requests(random: Random, spec: Tree) -> Tree:
+    """Return requests of the pod itself, of one or both resources; at least its containers' sum."""
+    containers = [*spec["containers"], *spec.get("initContainers", [])]
+    requests = [each["resources"]["requests"] for each in containers]
+    cpu = sum(int(each.get("cpu", "0m")[:-1]) for each in requests)
+    memory = sum(int(each.get("memory", "0")) for each in requests)
+    own = {
+        "cpu": f"{cpu + random.randint(0, 500)}m",
+        "memory": str(memory + random.randint(0, 500) * _MIB),
+    }
+    return own if random.random() < 0.6 else dict([random.choice(list(own.items()))])
+
+
+def statuses(random: Random, spec: Tree) -> Tree:
+    """Return the status of a pod that is resized: containers, and the pod itself, have other
+    amounts of cpu and memory than they ask for, and not everything is known of each."""
+
+    def amounts() -> Tree:
+        given = {"cpu": f"{random.randint(0, 900)}m", "memory": str(random.randint(0, 900) * _MIB)}
+        return {name: amount for name, amount in given.items() if random.random() < 0.8}
+
+    def resized(status: Tree) -> Tree:
+        if random.random() < 0.8:
+            status["allocatedResources"] = amounts()
+        if random.random() < 0.8:
+            status["resources"] = {"requests": amounts()}
+        return status
+
+    def of_containers(containers: list[Tree]) -> list[Tree]:
+        known: Tree = {"image": "x", "imageID": "", "ready": True, "restartCount": 0}
+        return [
+            resized({"name": each["name"], **known}) for each in containers if random.random() < 0.8
+        ]
+
+    status: Tree = resized({})
+    status["containerStatuses"] = of_containers(spec["containers"])
+    status["initContainerStatuses"] = of_containers(spec.get("initContainers", []))
+    if random.random() < 0.5:
+        reason = random.choice(("Infeasible", "Deferred"))
+        pending = {"type": "PodResizePending", "status": "True", "reason": reason}
+        status["conditions"] = [pending]
+    return status
 
 
 def _port(random: Random) -> Tree:
@@ -127,12 +184,31 @@ def _selector(random: Random) -> Tree:
     app = random.choice(APPS)
     if random.random() < 0.5:
         return {"matchLabels": {"app": app}}
-    return {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": [app]}]}
+    expressions: tuple[Tree, ...] = (
+        {"key": "app", "operator": "NotIn", "values": [app]},
+        {"key": "app", "operator": "In", "values": random.sample(APPS, 2)},
+        {"key": "owned", "operator": "Exists"},
+        {"key": "owned", "operator": "DoesNotExist"},
+    )
+    count = random.choice((0, 1, 1, 2))
+    return {"matchExpressions": random.sample(expressions, count)}
 
 
 def _pod_affinity(random: Random) -> Tree:
     def term() -> Tree:
-        return {"labelSelector": _selector(random), "topologyKey": random.choice((_ZONE, _HOST))}
+        made: Tree = {"topologyKey": random.choice((_ZONE, _HOST))}
+        # A term without a selector means no pod.
+        if random.random() < 0.95:
+            made["labelSelector"] = _selector(random)
+            if random.random() < 0.2:
+                keys = random.choice(("matchLabelKeys", "mismatchLabelKeys"))
+                made[keys] = ["version"]
+        if random.random() < 0.2:
+            made["namespaces"] = random.sample(list(NAMESPACE_TEAMS), random.randint(1, 2))
+        if random.random() < 0.3:
+            team = {"matchLabels": {"team": random.choice("ab")}}
+            made["namespaceSelector"] = random.choice(({}, team, team))
+        return made
 
     kind = random.choice(("podAffinity", "podAntiAffinity"))
     rules: Tree = {}
@@ -152,10 +228,16 @@ def _node_affinity(random: Random) -> Tree:
                 {"key": "rank", "operator": "Gt", "values": [str(random.randint(1, 6))]},
                 {"key": _ZONE, "operator": "In", "values": random.sample(ZONES, 2)},
                 {"key": _ZONE, "operator": "NotIn", "values": [random.choice(ZONES)]},
+                {"key": "rank", "operator": "Lt", "values": [str(random.randint(3, 8))]},
+                {"key": "disk", "operator": random.choice(("Gt", "Lt")), "values": ["0"]},
                 {"key": "disk", "operator": "Exists"},
+                {"key": _ZONE, "operator": "DoesNotExist"},
             )
         )
-        return {"matchExpressions": [expression]}
+        made: Tree = {"matchExpressions": [expression]}
+        if random.random() < 0.15:
+            made["matchFields"] = _named_nodes(random, "NotIn")["matchFields"]
+        return made
 
     rules: Tree = {
         "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -173,9 +255,9 @@ def _node_affinity(random: Random) -> Tree:
     return rules
 
 
-def _named_nodes(random: Random) -> Tree:
+def _named_nodes(random: Random, operator: str = "In") -> Tree:
     name = f"n{random.randrange(12):02}"
-    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}
+    return {"matchFields": [{"key": "metadata.name", "operator": operator, "values": [name]}]}
 
 
 def _tolerations(random: Random) -> list[Tree]:
@@ -199,4 +281,57 @@ def _spread(random: Random, key: str, app: str) -> Tree:
     }
     if constraint["whenUnsatisfiable"] == "DoNotSchedule" and random.random() < 0.3:
         constraint["minDomains"] = random.randint(1, 4)
+    if random.random() < 0.2:
+        constraint["matchLabelKeys"] = ["version"]
     return constraint
+
+
+def profile(random: Random) -> Tree:
+    """Return plugins and arguments of a profile that scores otherwise than the default one."""
+    resources = [
+        {"name": name, "weight": random.randint(1, 5)}
+        for name in random.sample(("cpu", "memory", "ephemeral-storage", "test.io/part"), 3)
+    ]
+    points = [{"utilization": 10 * u, "score": random.randint(0, 10)} for u in (0, 4, 10)]
+    strategy = random.choice(
+        (
+            {"type": "MostAllocated"},
+            {"type": "LeastAllocated"},
+            {"type": "RequestedToCapacityRatio", "requestedToCapacityRatio": {"shape": points}},
+        )
+    )
+    even = [{"name": each["name"], "weight": 1} for each in resources]
+    constraint = {"maxSkew": 2, "topologyKey": _ZONE, "whenUnsatisfiable": "ScheduleAnyway"}
+    spread: tuple[Tree, ...] = (
+        {"defaultingType": "List", "defaultConstraints": [constraint]},
+        {"defaultingType": "List"},
+        {"defaultingType": "System"},
+    )
+    arguments: Tree = {
+        "NodeResourcesFit": {"scoringStrategy": {**strategy, "resources": resources}},
+        "NodeResourcesBalancedAllocation": {"resources": even},
+        "PodTopologySpread": random.choice(spread),
+        "InterPodAffinity": {
+            "hardPodAffinityWeight": random.choice((0, 7, 100)),
+            "ignorePreferredTermsOfExistingPods": random.random() < 0.5,
+        },
+    }
+    if random.random() < 0.3:
+        arguments["NodeResourcesFit"]["ignoredResources"] = ["test.io/part"]
+    if random.random() < 0.4:
+        added = {"nodeSelectorTerms": [_named_nodes(random, "NotIn")]}
+        key = "requiredDuringSchedulingIgnoredDuringExecution"
+        arguments["NodeAffinity"] = {"addedAffinity": {key: added}}
+    weighted = random.sample(
+        ("NodeResourcesFit", "InterPodAffinity", "ImageLocality", "TaintToleration"), 3
+    )
+    return {
+        "plugins": {
+            "score": {
+                "disabled": [{"name": name} for name in weighted],
+                # One of them does not score at all.
+                "enabled": [{"name": n, "weight": random.randint(1, 9)} for n in weighted[:2]],
+            }
+        },
+        "pluginConfig": [{"name": name, "args": args} for name, args in arguments.items()],
+    }

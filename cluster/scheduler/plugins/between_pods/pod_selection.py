@@ -5,34 +5,10 @@ docs/facts/scheduler.md, "Pod topology spread" and "Affinity between pods".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from apis.meta import LabelSelector, LabelSelectorRequirement, matches
 from apis.scheduling_pod import PodAffinityTerm, TopologySpreadConstraint
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
-
-
-def with_label_keys(
-    selector: LabelSelector | None,
-    labels: Mapping[str, str],
-    same: tuple[str, ...],
-    other: tuple[str, ...] = (),
-) -> LabelSelector | None:
-    """Return a selector that also asks for the pod's own value of the keys in `same`, and for any
-    other value of those in `other`. Keys that the pod lacks are left out."""
-    if selector is None or not (same or other):
-        return selector
-    more = [
-        LabelSelectorRequirement(key=key, operator=operator, values=(labels[key],))
-        for operator, keys in (("In", same), ("NotIn", other))
-        for key in keys
-        if key in labels
-    ]
-    return LabelSelector(
-        match_labels=selector.match_labels,
-        match_expressions=(*selector.match_expressions, *more),
-    )
 
 
 def selector_key(selector: LabelSelector | None) -> tuple[object, ...] | None:
@@ -43,8 +19,22 @@ def selector_key(selector: LabelSelector | None) -> tuple[object, ...] | None:
 
 
 def spread_selector(pod: PodShape, constraint: TopologySpreadConstraint) -> LabelSelector | None:
-    """Return which pods of the pod's namespace a constraint counts."""
-    return with_label_keys(constraint.label_selector, pod.labels, constraint.match_label_keys)
+    """Return which pods of the pod's namespace a constraint counts.
+
+    They have the pod's own values of `matchLabelKeys`; keys that it lacks are left out.
+    """
+    selector = constraint.label_selector
+    if selector is None or not constraint.match_label_keys:
+        return selector
+    own = [
+        LabelSelectorRequirement(key=key, operator="In", values=(pod.labels[key],))
+        for key in constraint.match_label_keys
+        if key in pod.labels
+    ]
+    return LabelSelector(
+        match_labels=selector.match_labels,
+        match_expressions=(*selector.match_expressions, *own),
+    )
 
 
 def sees_reserve_pods(pod: PodShape, tables: Tables) -> bool:
@@ -72,9 +62,8 @@ class TermPods:
         self.namespaces: frozenset[str] | None = named | selected
         if term.namespace_selector is not None and term.namespace_selector.is_empty():
             self.namespaces = None
-        self.selector = with_label_keys(
-            term.label_selector, owner.labels, term.match_label_keys, term.mismatch_label_keys
-        )
+        # The API server has merged `matchLabelKeys` into it.
+        self.selector = term.label_selector
         self.key = (self.namespaces, selector_key(self.selector))
 
     def match(self, pod: PodShape) -> bool:

@@ -1,7 +1,7 @@
 """ImageLocality: prefers nodes that have the pod's images already.
 
 Each image that a node has counts int(size * nodes with the image / all nodes). The sum, cut to
-23 MiB .. 1,000 MiB an image, is scaled to 0..100. Images of containers and of volumes count. One
+23 MiB .. 1,000 MiB a container, is scaled to 0..100. Images of containers and of volumes count. One
 without a tag means `:latest`.
 Source: kube-scheduler; docs/facts/scheduler.md, "Image locality".
 """
@@ -30,7 +30,8 @@ _LARGEST: Final = 1000 * _MIB
 
 def _full_names(pod: PodShape) -> tuple[str, ...]:
     return tuple(
-        image if ":" in image.rsplit("/", 1)[-1] else f"{image}:latest" for image in pod.images
+        image if ":" in image.rsplit("/", 1)[-1] else f"{image}:latest"
+        for image in (*pod.images, *pod.image_volumes)
     )
 
 

@@ -49,7 +49,7 @@ def capacity_and_use(
         return nothing, nothing
     cap = nodes.allocatable[rows, column]
     if with_defaults and column in (CPU_COLUMN, MEMORY_COLUMN):
-        return cap, nodes.scored[rows, column] + pod.scored[resource]
+        return cap, nodes.scored[rows, column] + pod.scored_pending[resource]
     return cap, nodes.requested[rows, column] + pod.requests.get(resource, 0)
 
 
@@ -65,7 +65,7 @@ def capacities_and_uses(
     for position, column in enumerate(columns) if with_defaults else ():
         if column in (CPU_COLUMN, MEMORY_COLUMN):
             req[:, position] = nodes.scored[rows, column]
-            own[position] = pod.scored[resources[position]]
+            own[position] = pod.scored_pending[resources[position]]
     req += np.array(own, dtype=np.int64)
     return cap, req
 
@@ -79,7 +79,7 @@ def capacities_and_uses_of(
     for resource in resources:
         column = nodes.resources.column(resource)
         if with_defaults and column in (CPU_COLUMN, MEMORY_COLUMN):
-            use = nodes.scored.item(row, column) + pod.scored[resource]
+            use = nodes.scored.item(row, column) + pod.scored_pending[resource]
         else:
             use = nodes.requested.item(row, column) + pod.requests.get(resource, 0)
         found.append((nodes.allocatable.item(row, column), use))

@@ -1,14 +1,17 @@
-"""One API server for a kube-scheduler and our scheduler: objects in the namespace default, and what
-kube-scheduler decides.
+"""One API server for a kube-scheduler and our scheduler: objects, in the namespace default unless
+they name another, and what kube-scheduler decides.
 
-Ours has the same plugins, and no pods: those that are compared name the default scheduler.
+Ours has the same plugins, and no pods: those that are compared name kube-scheduler's profiles.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,12 +24,10 @@ from tests.cluster.scheduler.beds.on_api_server import scheduler
 
 Tree = dict[str, Any]
 
-_OURS: Final = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-leaderElection: {leaderElect: false}
-profiles: [{schedulerName: koord-scheduler}]
-"""
+_DEFAULT_PROFILE: Final = ({"schedulerName": "koord-scheduler"},)
+_SCORE: Final = re.compile(
+    r'"Plugin scored node for pod" pod="([^"]+)" plugin="([^"]+)" node="([^"]+)" score=(\d+)'
+)
 _OF_PREEMPTION: Final = re.compile(
     r"\. (no new claims to deallocate, )?(preemption: .*|not found)", re.DOTALL
 )
@@ -37,28 +38,39 @@ after a conflict."""
 
 
 @asynccontextmanager
-async def ours(server: ApiServer) -> AsyncIterator[SchedulerProcess]:
+async def ours(
+    server: ApiServer, profiles: Sequence[Mapping[str, Any]] = _DEFAULT_PROFILE
+) -> AsyncIterator[SchedulerProcess]:
     """Run our scheduler until the block ends."""
-    async with scheduler(server.connection(), _OURS) as process:
+    configuration = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "profiles": list(profiles),
+    }
+    async with scheduler(server.connection(), json.dumps(configuration)) as process:
         yield process
 
 
-def _namespace(resource: Resource) -> str:
-    return "default" if resource.namespaced else ""
+def _path(resource: Resource, namespace: str, name: str = "", subresource: str = "") -> str:
+    within = namespace if resource.namespaced else ""
+    return resource.path(namespace=within, name=name, subresource=subresource)
 
 
 async def create(client: Client, resource: Resource, body: Tree, *, dry: bool = False) -> bytes:
     """Create an object and return it with the API server's defaults. dry: only return it."""
-    path = resource.path(namespace=_namespace(resource)) + ("?dryRun=All" if dry else "")
+    path = _path(resource, body["metadata"].get("namespace", "default"))
+    path += "?dryRun=All" if dry else ""
     return await client.request("POST", path, body=encode_object(resource, body))
 
 
-async def set_status(client: Client, resource: Resource, name: str, status: Tree) -> None:
+async def set_status(
+    client: Client, resource: Resource, name: str, status: Tree, *, namespace: str = "default"
+) -> None:
     """Write members of an object's status."""
-    path = resource.path(namespace=_namespace(resource), name=name, subresource="status")
     await client.request(
         "PATCH",
-        path,
+        _path(resource, namespace, name, "status"),
         body=msgspec.json.encode({"status": status}),
         content_type="application/merge-patch+json",
     )
@@ -74,20 +86,22 @@ async def make_node(client: Client, node: Tree) -> None:
     await client.patch(NODES, name, msgspec.json.encode({"spec": spec}))
 
 
-async def delete(client: Client, resource: Resource, name: str = "") -> None:
-    """Delete an object, or all of a type, without a grace period."""
-    path = resource.path(namespace=_namespace(resource), name=name)
+async def delete(
+    client: Client, resource: Resource, name: str = "", *, namespace: str = "default"
+) -> None:
+    """Delete an object, or all of a type in a namespace, without a grace period."""
+    path = _path(resource, namespace, name)
     await client.request("DELETE", f"{path}?gracePeriodSeconds=0")
 
 
-async def decided(client: Client, name: str) -> tuple[str, str]:
+async def decided(client: Client, name: str, *, namespace: str = "default") -> tuple[str, str]:
     """Return the node that kube-scheduler gave a pod, or "", and the message of its refusal.
 
     What preemption adds to the message is left out.
     """
 
     async def look() -> tuple[str, str] | None:
-        raw = await client.request("GET", PODS.path(namespace="default", name=name))
+        raw = await client.request("GET", PODS.path(namespace=namespace, name=name))
         found: Tree = msgspec.json.decode(raw)
         if node := found["spec"].get("nodeName"):
             return node, ""
@@ -98,3 +112,16 @@ async def decided(client: Client, name: str) -> tuple[str, str]:
 
     answer: tuple[str, str] = await eventually(look, seconds=_LONGEST_S, every=0.03)
     return answer
+
+
+def scores(log: Path, pod: str) -> dict[str, dict[str, int]]:
+    """Return the weighted scores that kube-scheduler gave a pod: node -> plugin -> score.
+
+    It gives none where one node alone is feasible. Scores of 0 are left out. log: its log. pod:
+    namespace/name.
+    """
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for named, plugin, node, score in _SCORE.findall(log.read_text()):
+        if named == pod:
+            found[node] |= {plugin: int(score)} if int(score) else {}
+    return found

@@ -187,9 +187,11 @@ class _Life:
         owners: dict[str, Tree] = {app: {} for app in random_cluster.APPS}
         tree = random_cluster.pod(random, name, owners=owners)
         metadata, spec = tree["metadata"], tree["spec"]
-        # Workloads, and pods of several containers, have tests of their own.
+        # Workloads, pods of several containers, and requests of the pod itself, have tests of their
+        # own.
         metadata.pop("ownerReferences", None)
         spec.pop("initContainers", None)
+        spec.pop("resources", None)
         metadata |= {"namespace": "default", "uid": f"u-{name}", "annotations": {}}
         spec |= {"schedulerName": "koord-scheduler", "priority": 9500}
         spec["containers"] = spec["containers"][:1]

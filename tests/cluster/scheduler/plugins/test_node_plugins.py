@@ -28,6 +28,7 @@ from cluster.scheduler.plugins.resources.resource_scores import (
     LeastAllocated,
     MostAllocated,
     RequestedToCapacityRatio,
+    capacity_and_use,
 )
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.reasons.counterfactuals import nearest
@@ -371,7 +372,7 @@ def test_of_init_containers_sidecars_alone_hold_host_ports(restart: str, held: b
 
 
 def test_images_of_volumes_count_like_those_of_containers() -> None:
-    """As kube-scheduler 1.36 scores: with the volume's image, twice as much could be there."""
+    """As kube-scheduler 1.36.3 scores: what could be there is counted by containers alone."""
     mib = 1024 * 1024
     tables, shapes = Tables(), Shapes()
     tables.upsert_node(make_node("n", images=[{"names": ["i:1"], "sizeBytes": 500 * mib}]))
@@ -385,7 +386,7 @@ def test_images_of_volumes_count_like_those_of_containers() -> None:
         ImageLocality().score(shapes.of(pod_keeper({})(pod)), tables, slice(0, 1)).tolist()
         for pod in pods
     ]
-    assert scores == [[48], [24], [49]]
+    assert scores == [[48], [48], [100]]
 
 
 def _default_profile(tables: Tables) -> Profile:
@@ -476,3 +477,53 @@ def test_balance_is_the_change_that_the_pod_makes(
     tables.place(Booking(key="", uid="u", shape=running, node="n"))
     pod = shapes.of(make_pod("p", requests=amounts(requests)))
     assert BalancedAllocation().score(pod, tables, slice(0, 1)).tolist() == [score]
+
+
+@pytest.mark.parametrize(
+    ("spec", "running", "pending"),
+    [
+        # (cpu, memory) as LeastAllocated counts a pod on a node, and one that is to be placed.
+        ({}, (100, 200 * _MIB), (100, 200 * _MIB)),
+        ({"cpu": "0", "memory": "0"}, (0, 0), (0, 0)),
+        # Requests of the pod itself do not count for the pod that is to be placed ...
+        ({"own": {"cpu": "2", "memory": "4k"}}, (2000, 4000), (100, 200 * _MIB)),
+        # ... and on a node defaults count only beside them, for what nothing names.
+        ({"own": {"cpu": "2"}}, (2000, 200 * _MIB), (100, 200 * _MIB)),
+        ({"own": {"cpu": "2"}, "memory": "0"}, (2000, 0), (100, 0)),
+        (
+            {"own": {"cpu": "2"}, "beside": {"memory": "1k"}},
+            (2000, 1000),
+            (200, 1000 + 200 * _MIB),
+        ),
+        (
+            {"own": {"cpu": "2"}, "overhead": {"cpu": "1", "memory": "1k"}},
+            (3000, 1000),
+            (1100, 1000 + 200 * _MIB),
+        ),
+    ],
+)
+def test_what_a_pod_counts_with_in_resource_scores(
+    spec: dict[str, Any], running: tuple[int, int], pending: tuple[int, int]
+) -> None:
+    """As kube-scheduler 1.36.3 logs it."""
+    requests = {name: spec[name] for name in ("cpu", "memory") if name in spec}
+    containers: list[dict[str, Any]] = [{"name": "c", "resources": {"requests": requests}}]
+    if beside := spec.get("beside"):
+        containers.append({"name": "d", "resources": {"requests": beside}})
+    members: dict[str, Any] = {"overhead": spec.get("overhead", {})}
+    if own := spec.get("own"):
+        members["resources"] = {"requests": own}
+    pod = make_pod("p", containers=containers, **members)
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    rows = slice(0, 1)
+
+    def used(shape: PodShape) -> tuple[int, ...]:
+        return tuple(
+            int(capacity_and_use(shape, tables, rows, name, with_defaults=True)[1][0])
+            for name in ("cpu", "memory")
+        )
+
+    assert used(shapes.of(pod)) == pending
+    tables.place(Booking(key="", uid="u", shape=shapes.of(pod), node="n"))
+    assert used(shapes.of(make_pod("q", requests={"cpu": "0", "memory": "0"}))) == running

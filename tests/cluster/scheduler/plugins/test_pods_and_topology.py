@@ -193,3 +193,19 @@ def test_what_is_kept_follows_pods_that_come_and_go(
             row = where % len(nodes)
             cluster.tables.delete_node(f"n{row}")
             cluster.tables.upsert_node(make_node(f"n{row}", **nodes[(row + 1) % len(nodes)]))
+
+
+def test_labels_that_a_pod_gets_later_change_no_term_with_label_keys() -> None:
+    """As in kube-scheduler 1.36.3: what they mean was merged into the selector before."""
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"app": "a"}},
+        "matchLabelKeys": ["version"],
+    }
+    rules = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    runs = make_pod("runs", labels={"version": "2"}, affinity={"podAntiAffinity": rules})
+    tables.place(Booking(key="", uid="u", shape=shapes.of(runs), node="n"))
+    pod = shapes.of(make_pod("p", labels={"app": "a", "version": "1"}))
+    assert InterPodAffinity().filter(pod, tables, slice(0, 1)).all()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.configuration.files import enabled, file
+
+INFEASIBLE = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+Resize = Callable[..., None]
 
 
 def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = False) -> None:
@@ -22,11 +26,22 @@ def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = Fals
         ]
     }
     if infeasible:
-        condition = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
-        pod["status"]["conditions"] = [condition]
+        pod["status"]["conditions"] = [INFEASIBLE]
     bed.change(name)
 
 
+def _resize_whole(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = False) -> None:
+    """Show a pod that itself asks for CPUs (`spec.resources`), while it has others."""
+    pod = bed.pods[name]
+    pod["spec"]["resources"] = {"requests": {"cpu": str(asks)}}
+    given = {"cpu": str(has)}
+    pod["status"] = {"allocatedResources": given, "resources": {"requests": given}}
+    if infeasible:
+        pod["status"]["conditions"] = [INFEASIBLE]
+    bed.change(name)
+
+
+@pytest.mark.parametrize("resize", [_resize, _resize_whole])
 @pytest.mark.parametrize(
     ("asks", "has", "infeasible", "room"),
     [
@@ -39,12 +54,12 @@ def _resize(bed: Bed, name: str, *, asks: int, has: int, infeasible: bool = Fals
     ],
 )
 def test_a_resized_pod_counts_with_the_larger_of_what_it_asks_for_and_what_it_has(
-    asks: int, has: int, infeasible: bool, room: int
+    resize: Resize, asks: int, has: int, infeasible: bool, room: int
 ) -> None:
     bed = Bed()
     bed.node("n", 4)
-    bed.pod("runs", 2, 0, node="n")
-    _resize(bed, "runs", asks=asks, has=has, infeasible=infeasible)
+    bed.pod("runs", 1, 0, node="n")
+    resize(bed, "runs", asks=asks, has=has, infeasible=infeasible)
     for number in range(4):
         bed.pod(f"new{number}", 1, 0)
     bed.run()
@@ -64,13 +79,14 @@ def test_what_was_allocated_counts_only_beside_what_is_in_force() -> None:
     assert bed.node_of("new") == "n"
 
 
-def test_scores_count_a_resized_pod_as_the_filters_do() -> None:
+@pytest.mark.parametrize("resize", [_resize, _resize_whole])
+def test_scores_count_a_resized_pod_as_the_filters_do(resize: Resize) -> None:
     """As kube-scheduler: else the fuller node would look like the emptier one."""
     bed = Bed()
     for node in ("resized", "other"):
         bed.node(node, 16)
         bed.pod(f"on-{node}", 4, 0, node=node)
-    _resize(bed, "on-resized", asks=1, has=8)
+    resize(bed, "on-resized", asks=1, has=8)
     bed.pod("new", 1, 0)
     bed.run()
     assert bed.node_of("new") == "other"
@@ -78,17 +94,19 @@ def test_scores_count_a_resized_pod_as_the_filters_do() -> None:
     assert shape.scored["cpu"] == shape.requests["cpu"] == 8000
 
 
-def test_a_pod_is_tried_again_when_another_one_has_shrunk() -> None:
+@pytest.mark.parametrize("resize", [_resize, _resize_whole])
+def test_a_pod_is_tried_again_when_another_one_has_shrunk(resize: Resize) -> None:
     bed = Bed()
     bed.node("n", 4)
-    bed.pod("runs", 4, 0, node="n")
+    bed.pod("runs", 1, 0, node="n")
+    resize(bed, "runs", asks=4, has=4)
     bed.pod("waits", 2, 0)
     bed.run()
     order = bed.core.queue.order("u-waits")
-    _resize(bed, "runs", asks=1, has=4)
+    resize(bed, "runs", asks=1, has=4)
     bed.run(20.0)
     assert bed.core.queue.order("u-waits") == order
-    _resize(bed, "runs", asks=1, has=1)
+    resize(bed, "runs", asks=1, has=1)
     bed.run(20.0)
     assert bed.node_of("waits") == "n"
 

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from apis.errors import InputError
+from apis.meta import LabelSelector, LabelSelectorRequirement
+from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.simulation.objects import FileObject, tree_of
 from cluster.scheduler.simulation.pods import Defaults, PodFile, Priority, pods_of, priorities_of
 
@@ -305,3 +307,37 @@ def test_a_mistake_in_a_priority_class_is_named(body: dict[str, Any], field: str
     with pytest.raises(InputError) as caught:
         priorities_of([_object("PriorityClass", "c", body)])
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("rule", ["podAffinity", "podAntiAffinity"])
+def test_terms_with_label_keys_ask_for_the_pods_own_labels(rule: str) -> None:
+    """As the API server writes them into the selectors when it creates the pod."""
+    term = {
+        "topologyKey": "zone",
+        "labelSelector": {"matchLabels": {"app": "a"}},
+        "namespaceSelector": {},
+        "matchLabelKeys": ["version", "missing"],
+        "mismatchLabelKeys": ["team"],
+    }
+    weighted = {"weight": 3, "podAffinityTerm": term}
+    terms = {
+        "requiredDuringSchedulingIgnoredDuringExecution": [term],
+        "preferredDuringSchedulingIgnoredDuringExecution": [weighted],
+    }
+    labels = {"app": "a", "version": "1", "team": "t"}
+    spec = {"containers": [{"name": "c"}], "affinity": {rule: terms, "nodeAffinity": None}}
+    (pod,) = _read(_object("Pod", "p", {"metadata": {"labels": labels}, "spec": spec})).pods
+    read = decode_scheduling_pod(pod.raw).spec.affinity
+    assert read is not None
+    affinity = read.pod_affinity if rule == "podAffinity" else read.pod_anti_affinity
+    assert affinity is not None
+    (required,), (preferred,) = affinity.required, affinity.preferred
+    assert preferred.pod_affinity_term == required
+    assert required.namespace_selector == LabelSelector()
+    assert required.label_selector == LabelSelector(
+        match_labels={"app": "a"},
+        match_expressions=(
+            LabelSelectorRequirement(key="version", operator="In", values=("1",)),
+            LabelSelectorRequirement(key="team", operator="NotIn", values=("t",)),
+        ),
+    )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from apis.core import pod_requests
 from apis.keys import ANNOTATION_RESERVE_POD
+from apis.meta import LabelSelectorRequirement
 from apis.quantity import ZERO, parse_quantity
 from apis.scheduling_pod import NodeSelectorRequirement, SchedulingPod
 from cluster.scheduler.sources.objects import kept_pod
@@ -248,3 +249,18 @@ def test_a_template_that_nests_too_deep_costs_itself_alone() -> None:
     )
     (problem,) = read_reserve_pod(broken).problems
     assert problem.problem == "nested too deep"
+
+
+def test_label_keys_of_affinity_terms_mean_the_labels_of_the_reserve_pod() -> None:
+    """The API server merges them into the selectors of pods alone, not of templates."""
+    term = {"topologyKey": "zone", "labelSelector": {}, "matchLabelKeys": ["version"]}
+    rules = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    spec = {"affinity": {"podAntiAffinity": rules}}
+    found = read(template(spec=spec, metadata={"labels": {"version": "1"}}))
+    affinity = found.pod.spec.affinity
+    assert affinity is not None and affinity.pod_anti_affinity is not None
+    (read_term,) = affinity.pod_anti_affinity.required
+    assert read_term.label_selector is not None
+    assert read_term.label_selector.match_expressions == (
+        LabelSelectorRequirement(key="version", operator="In", values=("1",)),
+    )
