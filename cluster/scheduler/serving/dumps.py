@@ -340,9 +340,9 @@ def quota(table: QuotaTable, name: str, *, pods: bool) -> Tree | None:
 
 
 def reservations(core: SchedulerCore, row: int) -> Tree:
-    """Return the reservations on a node, and the pods that use them."""
-    table = core.tables.reservations
-    return {"items": [_reservation(core, slot) for slot in table.slots_on(row)]}
+    """Return the reservations on a node by name, and the pods that use them."""
+    items = (_reservation(core, slot) for slot in core.tables.reservations.slots_on(row))
+    return {"items": sorted(items, key=lambda item: (item["name"], item["uid"]))}
 
 
 def _reservation(core: SchedulerCore, slot: int) -> Tree:
