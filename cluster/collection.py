@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _YOUNGEST: Final = 2000
@@ -24,14 +26,21 @@ _FULL_SECONDS: Final = 3600.0
 """Chosen: what dies old is an exception or a lost connection now and then."""
 
 
-async def collect_seldom() -> None:
-    """Take the full collections of this process over until cancelled."""
+@contextmanager
+def without_full_collections() -> Iterator[None]:
+    """Look at young and middle-aged objects alone until the end of the block."""
     before = gc.get_threshold()
     gc.set_threshold(_YOUNGEST, _MIDDLE, _NEVER)
     try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+async def collect_seldom() -> None:
+    """Take the full collections of this process over until cancelled."""
+    with without_full_collections():
         while True:
             # Spread, so that two replicas do not stand still at once.
             await asyncio.sleep(_FULL_SECONDS * random.uniform(0.9, 1.1))
             gc.collect()
-    finally:
-        gc.set_threshold(*before)

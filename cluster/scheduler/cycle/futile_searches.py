@@ -2,7 +2,7 @@
 
 A search for a large gang is one step in which nothing else is decided, and many events may help the
 gang. So a search that took long and was in vain is not repeated before it has rested for a multiple
-of its own time. What it found holds until then.
+of its own time. What it found holds until then, for each member of the gang.
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ _GATED: Final = (
     " gates."
 )
 _NO_VICTIM: Final = "preemption: the gang fits without evictions."
-_NOT_THIS_ONE: Final = "preemption: no eviction makes room for this member of the gang."
+_NO_MORE: Final = (
+    "preemption: the gang needs no evictions for its minimum, and none makes room for more of its"
+    " pods."
+)
 
 
 class GangPreemption:
@@ -140,7 +143,8 @@ class GangPreemption:
                     f" less important pods there is room for {got}."
                 )
         if not any(seat.candidate.victims for seat in seats):
-            return NotFound(_NO_VICTIM if trigger.uid in seated else _NOT_THIS_ONE)
+            # Members that are tried while the search rests get this answer too: it holds for all.
+            return NotFound(_NO_VICTIM if len(seats) == len(pods) else _NO_MORE)
         return tuple(replace(seat, pod=as_they_are[seat.pod.uid]) for seat in seats)
 
     def _victims_end(self, pod: Pod, being_evicted: Callable[[Booking], bool]) -> bool:

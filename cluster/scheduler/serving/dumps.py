@@ -14,6 +14,7 @@ from apis.decode import encode
 from apis.keys import ANNOTATION_RESERVE_POD, CPU, EPHEMERAL_STORAGE, MEMORY
 from apis.meta import format_duration, format_time
 from apis.quantity import Quantity
+from apis.scheduling_pod import ContainerPort
 from cluster.scheduler.core import SchedulerCore
 from cluster.scheduler.tables.amounts import Amounts, Vector
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -21,6 +22,7 @@ from cluster.scheduler.tables.devices.node import NodeDevices
 from cluster.scheduler.tables.gangs import Gang, Step
 from cluster.scheduler.tables.load import LoadTable
 from cluster.scheduler.tables.numa.facts import NO_RATIO
+from cluster.scheduler.tables.ports import ANY_ADDRESS
 from cluster.scheduler.tables.quotas.figures import figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
 
@@ -301,6 +303,8 @@ def quota(table: QuotaTable, name: str, *, pods: bool) -> Tree | None:
         "name": found.name,
         "parentName": found.parent,
         "isParent": found.is_parent,
+        # The runtime is worked out when it is asked for, so it is of the newest version.
+        "runtimeVersion": table.version,
         "tree": found.tree,
         "allowLentResource": found.lends,
     }
@@ -336,9 +340,9 @@ def quota(table: QuotaTable, name: str, *, pods: bool) -> Tree | None:
 
 
 def reservations(core: SchedulerCore, row: int) -> Tree:
-    """Return the reservations on a node, and the pods that use them."""
-    table = core.tables.reservations
-    return {"items": [_reservation(core, slot) for slot in table.slots_on(row)]}
+    """Return the reservations on a node by name, and the pods that use them."""
+    items = (_reservation(core, slot) for slot in core.tables.reservations.slots_on(row))
+    return {"items": sorted(items, key=lambda item: (item["name"], item["uid"]))}
 
 
 def _reservation(core: SchedulerCore, slot: int) -> Tree:
@@ -364,7 +368,19 @@ def _reservation(core: SchedulerCore, slot: int) -> Tree:
         "allocatable": quantities(facts.allocatable),
         "reserved": quantities(facts.reserved),
         "allocated": quantities(used),
+        "allocatablePorts": _ports(() if own is None else own.shape.ports),
+        "allocatedPorts": _ports(port for booking in users for port in booking.shape.ports),
         "availableResource": quantities(left),
         "allocatedResource": quantities(used),
         "assignedPods": [_named(booking) for booking in _by_key(users)],
     }
+
+
+def _ports(ports: Iterable[ContainerPort]) -> list[Tree]:
+    """Return host ports in the order of their numbers."""
+    return [
+        {"hostIP": address, "protocol": protocol, "hostPort": number}
+        for number, protocol, address in sorted(
+            (port.host_port, port.protocol, port.host_ip or ANY_ADDRESS) for port in ports
+        )
+    ]

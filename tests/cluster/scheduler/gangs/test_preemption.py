@@ -113,6 +113,28 @@ def test_a_long_search_in_vain_rests_before_it_is_repeated(
     assert len({bed.nominated[name] for name in names}) == 4
 
 
+def test_what_a_resting_search_says_holds_for_each_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gang has its minimum; for two more there is no room, whichever of them asked."""
+    bed = Bed(GANG_PREEMPTION)
+    for name in ("n0", "n1"):
+        bed.node(name, 4)
+    slow = _Slow(bed, monkeypatch, took_s=3.0)
+    names = ["g0", "g1", "g2", "g3"]
+    for name in names:
+        bed.pod(name, 4, 10, gang=2, mode="NonStrict")
+    bed.run(1.0)
+    assert slow.searches == 1
+    waiting = [name for name in names if not bed.node_of(name)]
+    assert len(waiting) == 2
+    for name in waiting:
+        assert (
+            "preemption: the gang needs no evictions for its minimum, and none makes room for more"
+            " of its pods." in bed.messages[name]
+        )
+
+
 @pytest.mark.parametrize("took_s", [0.0, 0.05])
 def test_a_short_search_is_repeated_at_each_attempt(
     monkeypatch: pytest.MonkeyPatch, took_s: float

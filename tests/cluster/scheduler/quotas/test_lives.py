@@ -104,8 +104,8 @@ class QuotaLives(Lives):
         admission = self.process.plugins.quota_admissions[shape.scheduler_name]
         return admission.refusal(shape) is not None
 
-    def _compare_with_tables_made_from_objects(self) -> None:
-        super()._compare_with_tables_made_from_objects()
+    def _compare_with_a_scheduler_made_from_objects(self) -> None:
+        super()._compare_with_a_scheduler_made_from_objects()
         known = self.process.plugins.quotas
         assert known is not None
         if known.problems():

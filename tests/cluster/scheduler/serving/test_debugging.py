@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -17,14 +18,17 @@ from cluster.scheduler.manifests import config_map
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.serving.debugging import debugging_page
 from cluster.scheduler.tables.booking import Allocation, Booking
+from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.reservations.facts import ReservationFacts
 from cluster.scheduler.tables.shapes import Shapes
 from kube.cache import Change, Event
 from kube.connection import Connection
 from kube.kept_client import KeptClient
 from service.http_server import Request
+from tests.beds.packages import CHECKOUT
 from tests.cluster.scheduler.devices.making import a_gpu
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.numa.making import SMALL, SMALL_ZONES, make_topology
 
 
 def _process() -> SchedulerProcess:
@@ -244,6 +248,61 @@ def test_every_listed_service_answers(process: SchedulerProcess) -> None:
         path = "/".join(values.get(part, part) for part in service.split("/"))
         status, body = _get(process, path)
         assert status == 200 or "is not known" in body["message"], service
+
+
+def _upstream_members() -> list[tuple[str, str, set[str]]]:
+    """Return (route, path of the object in its answer, names of its members)."""
+    text = (CHECKOUT / "docs" / "facts" / "scheduler.md").read_text()
+    section = text.partition("\n## Answers of /apis/v1\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(plugins/[^`.]+)\.?([^`]*)` \| (.+) \|$", section, re.MULTILINE)
+    return [(f"/apis/v1/{route}", inner, set(re.findall(r"`(\w+)`", names)))
+            for route, inner, names in rows]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "inner", "names"), _upstream_members())
+def test_an_answer_has_the_members_that_upstream_shows(
+    process: SchedulerProcess, route: str, inner: str, names: set[str]
+) -> None:
+    node = make_node("n0")
+    topology = make_topology("n0", cpus=SMALL.cpus(), zones=SMALL_ZONES)
+    row = process.tables.upsert_node(node)
+    process.plugins.numa.set_node(row, parse_numa_facts(node, topology)[0])
+    process.tables.reservations.upsert(
+        ReservationFacts(name="r", uid="r-uid", owners=(), allocatable={"cpu": 1000})
+    )
+    held = Shapes().of(make_pod("r", requests={"cpu": "1"}))
+    process.tables.place(Booking(key="/r", uid="r-uid", shape=held, node="n0"))
+    member = {f"gang.scheduling.koordinator.sh/{key}": value
+              for key, value in (("name", "train"), ("min-available", "2"))}  # fmt: skip
+    pod = make_pod("m", annotations=member, schedulerName="koord-scheduler")
+    process.source.pod_event(Event(Change.ADDED, None, pod))
+    quota = {
+        "metadata": {"name": "team", "namespace": "default"},
+        "spec": {"min": {"cpu": "1"}, "max": {"cpu": "4"}},
+    }
+    assert process.quota_source is not None
+    decoded = decode_object(json.dumps(quota).encode(), ElasticQuota, obj="team")
+    process.quota_source.quota_event(Event(Change.ADDED, None, decoded))
+
+    named = "n0"
+    if "Coscheduling" in route:
+        named = "train"
+    elif "ElasticQuota" in route:
+        named = "team"
+    values = {":nodeName": "n0", ":namespace": "default", ":name": named}
+    status, found = _get(process, "/".join(values.get(part, part) for part in route.split("/")))
+    assert status == 200
+    for step in filter(None, inner.split(".")):
+        found = found[step.removesuffix("[]")]
+        if step.endswith("[]"):
+            found = found[0]
+    assert names
+    assert names <= found.keys()
+    assert route in _get(process, "/apis/v1/__services__")[1]
+
+
+def test_the_list_of_upstreams_members_is_read() -> None:
+    assert len(_upstream_members()) == 9
 
 
 def test_an_answer_about_many_nodes_lets_others_run_in_between() -> None:

@@ -27,7 +27,7 @@ from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.gangs import Step
 from cluster.scheduler.tables.numa.facts import parse_numa_facts
 from cluster.scheduler.tables.reservations.facts import AllocatePolicy
-from cluster.scheduler.tables.shapes import Shapes
+from cluster.scheduler.tables.shapes import PodShape, Shapes
 from kube.cache import Change, Event
 from kube.connection import Connection
 from kube.kept_client import KeptClient
@@ -344,6 +344,7 @@ def test_quotas_with_all_their_amounts() -> None:
         "name": "a",
         "parentName": "top",
         "isParent": False,
+        "runtimeVersion": bed.table.version,
         "tree": "",
         "allowLentResource": False,
         "max": {"cpu": "6", "memory": "8Gi"},
@@ -404,11 +405,19 @@ def test_a_reservation_of_either_kind_with_the_pods_that_use_it(
     tables.reservations.upsert(
         make_facts("r", amounts, policy=AllocatePolicy.ALIGNED, once=True, reserved={"cpu": "500m"})
     )
-    held = Shapes().of(make_pod("r", requests=amounts, annotations=annotations))
+
+    def shape(requests: dict[str, str], *ports: dict[str, Any], **more: Any) -> PodShape:
+        container = {"name": "c", "resources": {"requests": requests}, "ports": list(ports)}
+        return Shapes().of(make_pod("any", containers=[container], **more))
+
+    web = {"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1"}
+    dns = {"containerPort": 53, "hostPort": 53, "protocol": "UDP"}
+    inner = {"containerPort": 9000}
+    held = shape(amounts, web, inner, dns, annotations=annotations)
     tables.place(Booking(key, "uid-r", held, "n2"))
-    user = Shapes().of(make_pod("u", requests={"cpu": "1", "memory": "2Gi"}))
     allocation = Allocation(reservation="uid-r")
-    for name in ("v", "u"):
+    for name, port in (("v", dns), ("u", inner)):
+        user = shape({"cpu": "1", "memory": "2Gi"}, port)
         tables.place(Booking(f"default/{name}", name, user, "n2", allocation=allocation))
     (item,) = dumps.reservations(process, _row(process, "n2"))["items"]
     assert item == {
@@ -423,6 +432,11 @@ def test_a_reservation_of_either_kind_with_the_pods_that_use_it(
         "allocatable": amounts,
         "reserved": {"cpu": "500m"},
         "allocated": {"cpu": "2", "memory": "4Gi"},
+        "allocatablePorts": [
+            {"hostIP": "0.0.0.0", "protocol": "UDP", "hostPort": 53},
+            {"hostIP": "10.0.0.1", "protocol": "TCP", "hostPort": 8080},
+        ],
+        "allocatedPorts": [{"hostIP": "0.0.0.0", "protocol": "UDP", "hostPort": 53}],
         "availableResource": {"cpu": "2", "memory": "4Gi"},
         "allocatedResource": {"cpu": "2", "memory": "4Gi"},
         "assignedPods": [
