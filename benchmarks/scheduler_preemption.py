@@ -157,6 +157,7 @@ def _measure_gang(
     )
     wanted = (Wanted("default/g", _GANG, pods, gather),)
     kinds = set()
+    scheduling.prepare()
     for _ in range(times + 1):
         row = random.randrange(tables.nodes.count)
         tables.place(next(iter(tables.on(row).values())))

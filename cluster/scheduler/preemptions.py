@@ -240,10 +240,12 @@ class Preemptions:
         All members give back what they have, and wait until their victims are gone.
         """
         gangs = self._permit.unbound(pod.uid)
-        resting = self._futile.found(pod.gang, self._clock())
-        found = resting or self._search(pod, gangs)
+        pods = {member.uid: member for each in gangs for member in each.pods}
+        as_of = self._queue.changes, pods
+        resting = self._futile.resting(pod.gang, pod.uid, self._clock())
+        found = self._search(pod, gangs, as_of) if resting is None else resting.found
         nominated: dict[str, str] = {}
-        without = {member.uid for each in gangs for member in each.pods}
+        without = set(pods)
         if isinstance(found, NotFound):
             diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, found.remark))
             if found.waits:
@@ -273,19 +275,20 @@ class Preemptions:
         # In a gang that is not strict, the others are not refused with this one.
         others = {uid: node for uid, node in nominated.items() if uid not in reported}
         self._reports.held_up(others, message, others)
-        if resting is not None:
-            # What had the pod tried again may have made room: it is looked for after the rest.
+        if resting is not None and resting.as_of != as_of:
+            # What changed since may have made room: it is looked for after the rest.
             self._permit.put_off(pod.uid, now)
 
     def _search(
-        self, pod: PendingPod[PodShape], gangs: Sequence[Wanted[PodShape]]
+        self, pod: PendingPod[PodShape], gangs: Sequence[Wanted[PodShape]], as_of: object
     ) -> tuple[Seat, ...] | NotFound:
-        """Look for room for the gangs of a pod."""
+        """Look for room for the gangs of a pod. as_of: equal as long as nothing changed."""
         self._metrics.preemptions.labels().inc()
         began = self._clock()
         found = self._scheduling.seats(pod, gangs, self._evictions.being_evicted)
         if isinstance(found, NotFound):
-            self._futile.searched(pod.gang, found, began, self._clock())
+            ended = self._clock()
+            self._futile.searched(pod.gang, found, by=pod.uid, as_of=as_of, began=began, now=ended)
         return found
 
     def _tell(self, uid: str, found: Iterable[Candidate] | NotFound) -> None:

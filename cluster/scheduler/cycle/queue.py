@@ -60,6 +60,8 @@ class SchedulingQueue(Generic[S]):
         self._waiting: WaitingPods[S] = WaitingPods()
         self.incoming = self._waiting.incoming
         """How many pods came to a state: see WaitingPods."""
+        self.changes = 0
+        """How many changes of the cluster came that may help pods."""
         self._in_flight: InFlight[Entry[S]] = InFlight()
         self._waking = Waking(self._waiting, events, self._backoff, longest_unschedulable_s)
         self._attempts = 0
@@ -389,6 +391,7 @@ class SchedulingQueue(Generic[S]):
         """
         if not self._events.interest(event.kind, event.action):
             return 0
+        self.changes += 1
         self._in_flight.record(event)
         return self._waking.event(event, now)
 

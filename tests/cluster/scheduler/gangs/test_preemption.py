@@ -150,17 +150,50 @@ def test_a_short_search_is_repeated_at_each_attempt(
 
 
 def test_what_futile_searches_keep_ends_with_their_rest() -> None:
-    futile, found = FutileSearches(), NotFound("none")
-    futile.searched("a", found, 0.0, 1.0)
-    futile.searched("b", found, 1.0, 2.0)
-    assert futile.found("a", 10.9) is found and futile.found("a", 11.0) is None
-    assert futile.found("c", 2.0) is None
-    futile.searched("c", found, 11.4, 11.5)
+    futile, none = FutileSearches(), NotFound("none")
+
+    def searched(gang: str, began: float, now: float, found: NotFound = none) -> None:
+        futile.searched(gang, found, by="m", as_of=1, began=began, now=now)
+
+    searched("a", 0.0, 1.0)
+    searched("b", 1.0, 2.0)
+    resting = futile.resting("a", "m", 10.9)
+    assert resting is not None and resting.found is none
+    assert futile.resting("a", "m", 11.0) is None
+    assert futile.resting("c", "m", 2.0) is None
+    searched("c", 11.4, 11.5)
     assert len(futile) == 2
     # A search that waits for victims, or a short one, takes the place of a long one.
-    futile.searched("b", NotFound("none", waits=True), 11.5, 12.5)
-    futile.searched("c", found, 12.5, 12.54)
-    assert len(futile) == 0
+    searched("b", 11.5, 12.5, NotFound("none", waits=True))
+    searched("c", 12.5, 12.54)
+    assert futile.resting("c", "m", 12.55) is None
+    assert futile.resting("c", "other", 12.93) is not None
+    assert futile.resting("c", "other", 12.95) is None
+
+
+@pytest.mark.parametrize("took_s", [0.04, 3.0])
+def test_one_search_is_enough_for_all_members_of_a_gang_that_is_not_strict(
+    monkeypatch: pytest.MonkeyPatch, took_s: float
+) -> None:
+    bed = _bed()
+    slow = _Slow(bed, monkeypatch, took_s=took_s)
+    names = [f"g{number}" for number in range(20)]
+    for name in names:
+        bed.pod(name, 3, 10, gang=10, mode="NonStrict")
+    for _ in range(6):
+        bed.run(30.0)
+    # Nothing changed since, so no member has room looked for again.
+    assert slow.searches == 1
+    assert all("there is room for 3." in bed.messages[name] for name in names)
+    # The last node that is needed may be missed during the rest, and is not forgotten.
+    for number in range(7):
+        bed.node(f"more-{number}", 4)
+        bed.pod(f"low-more-{number}", 2, 1, node=f"more-{number}")
+        bed.run(0.1)
+    for _ in range(10):
+        bed.run(10.0)
+    assert len(bed.evicted()) == 13
+    assert len({node for node in bed.nominated.values() if node}) == 10
 
 
 @pytest.mark.parametrize(("members", "status"), [(3, SUCCESS), (4, UNSCHEDULABLE)])
