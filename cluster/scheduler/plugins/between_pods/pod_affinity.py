@@ -123,8 +123,8 @@ class _Around:
 @dataclass(frozen=True, slots=True)
 class InterPodAffinity:
     """hard_weight: weight of required affinity terms of pods that run, in the score.
-    ignore_existing: whether preferred terms of pods that run count only for pods that have
-    preferred terms themselves."""
+    ignore_existing: whether terms of pods that run, required ones too, count in the score only for
+    pods that have preferred terms themselves."""
 
     hard_weight: int = 1
     ignore_existing: bool = False
@@ -278,7 +278,9 @@ class InterPodAffinity:
     def _scored_existing(
         self, pod: PodShape, own: Terms, counters: _Counters
     ) -> Iterator[tuple[str, Counter]]:
-        kinds = ["preferred"] if own.preferred or not self.ignore_existing else []
+        if self.ignore_existing and not own.preferred:
+            return
+        kinds = ["preferred"]
         if self.hard_weight:
             kinds.append("affinity")
         for kind in kinds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -209,3 +210,29 @@ def test_labels_that_a_pod_gets_later_change_no_term_with_label_keys() -> None:
     tables.place(Booking(key="", uid="u", shape=shapes.of(runs), node="n"))
     pod = shapes.of(make_pod("p", labels={"app": "a", "version": "1"}))
     assert InterPodAffinity().filter(pod, tables, slice(0, 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("ignore", "prefers", "scores"),
+    [(False, False, [100, 0]), (True, False, None), (True, True, [100, 0])],
+)
+def test_terms_of_running_pods_may_be_left_out_for_pods_without_preferences(
+    ignore: bool, prefers: bool, scores: list[int] | None
+) -> None:
+    """Required ones too, as kube-scheduler 1.36.3 scores with the argument
+    ignorePreferredTermsOfExistingPods."""
+    tables, shapes = Tables(), Shapes()
+    for name in ("n0", "n1"):
+        tables.upsert_node(make_node(name))
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "a"}}}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    runs = make_pod("runs", affinity={"podAffinity": required})
+    tables.place(Booking(key="", uid="u", shape=shapes.of(runs), node="n0"))
+    weighted = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
+    affinity = {"podAffinity": preferred} if prefers else {}
+    pod = shapes.of(make_pod("p", labels={"app": "a"}, affinity=affinity))
+    score = InterPodAffinityScore(InterPodAffinity(ignore_existing=ignore))
+    assert score.applies(pod, tables) is (scores is not None)
+    if scores is not None:
+        assert score.score_set(pod, tables, np.arange(2, dtype=np.intp)).tolist() == scores
