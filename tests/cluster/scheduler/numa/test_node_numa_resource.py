@@ -497,6 +497,17 @@ def test_scores_of_nodes_without_numa_policy() -> None:
     assert most.scores(most.shape({"cpu": "2", "memory": "4Gi"})) == {"n": 34}
 
 
+def test_a_pod_that_needs_nothing_of_numa_nodes_is_scored_by_the_whole_node() -> None:
+    """CPU that no NUMA node reports: 14 of 16 stay free."""
+    policy = {LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"}
+    zones = {number: {"memory": "32Gi"} for number in range(2)}
+    settings = Settings(scoring=Scoring(False, {"cpu": 1}), numa_scoring=Scoring(True, {"cpu": 1}))
+    cluster = small_cluster(labels=policy, zones=zones, settings=settings)
+    shape = cluster.shape({"cpu": "2"})
+    assert cluster.reasons(shape)["n"] == ()
+    assert cluster.scores(shape) == {"n": 87}
+
+
 def test_scores_of_numa_nodes_count_what_is_there() -> None:
     """NUMA 0 has 4 bound CPUs, NUMA 1 nothing; the pod of 2 goes to NUMA 1: 6 of 8 are free."""
     cluster = small_cluster(labels={LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.process import RightsMissing, SchedulerProcess
 from cluster.scheduler.serving.endpoints import Endpoints
+from kube.connection import Connection
 from kube.kept_client import KeptClient
 from service.http_server import Request
 from tests.beds.apiserver import eventually
@@ -110,6 +112,29 @@ def test_a_replica_without_a_right_stands_for_no_lease_until_it_is_granted(
             assert server.lease is not None
 
     _play(scenario)
+
+
+def test_looks_for_rights_that_stay_missing_get_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    answers = iter([("none of services",)] * 7 + [()])
+
+    async def look(*_: object) -> tuple[str, ...]:
+        return next(answers)
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(process_module, "forbidden", look)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 1.0)
+
+    async def scenario() -> None:
+        client = KeptClient(Connection("http://scheduler.invalid"), user_agent="test")
+        configuration = read_configuration(_CONFIGURATION, obj="test")
+        await SchedulerProcess(client, configuration, seed=1)._wait_for_rights()
+
+    _play(scenario)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
 def test_a_leader_that_is_refused_while_it_reads_gives_the_lease_up(
