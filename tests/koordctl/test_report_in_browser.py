@@ -13,7 +13,7 @@ from tests.koordctl.looks import hour, look
 
 pytestmark = pytest.mark.browser
 
-_CHARTS = 6
+_CHARTS = 7
 """All but that of the prediction, which is off on the node that is shown."""
 _LUMINANCE = """
 (property => {

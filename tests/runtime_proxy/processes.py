@@ -322,6 +322,13 @@ class HookProcess:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # Each thread stops when it next enters the kernel; until then it may answer a call.
+            wait_until(self._stopped, "the hook server stops", every_s=0.001)
+
+    def _stopped(self) -> bool:
+        threads = Path(f"/proc/{self._process.pid}/task").iterdir()
+        return all(b") T " in (thread / "stat").read_bytes() for thread in threads)
 
     def kill(self) -> None:
         self._process.kill()
