@@ -1,7 +1,9 @@
 """`PacedHost`: a `Host` for a thread that gives way to others while it reads and writes many files.
 
 A pass over a node reads thousands of small files, each in microseconds. Before each access the
-thread gets the opportunity to step aside (`service.scheduling.StepAside`).
+thread gets the opportunity to step aside (`service.scheduling.StepAside`), except before a write:
+what was found before it, such as that nobody requests another value, must still hold. Each value is
+read after it was written.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ class PacedHost:
     def __init__(self, host: Host, step_aside: Callable[[], None]) -> None:
         self._host = host
         self._step_aside = step_aside
+        self.write = host.write
         self.mkdir = host.mkdir
         self.rmdir = host.rmdir
         self.gone = host.gone
@@ -29,10 +32,6 @@ class PacedHost:
     def read(self, path: str) -> bytes:
         self._step_aside()
         return self._host.read(path)
-
-    def write(self, path: str, data: bytes) -> None:
-        self._step_aside()
-        self._host.write(path, data)
 
     def listdir(self, path: str) -> list[str]:
         self._step_aside()

@@ -81,24 +81,36 @@ class StepAside:
     may stay idle meanwhile; what is woken then waits for the next tick, up to 4 ms. A thread that
     sleeps delays no other, whatever the kernel's scheduler decides. One object for each thread.
 
-    work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. clock:
-    returns the thread's processor time, so that waiting for the interpreter does not count as work.
-    elapsed: a clock that runs at least as fast, and costs a sixth: it needs no system call.
+    work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. wait:
+    called first; may wait for longer, and returns whether it did. clock: returns the thread's
+    processor time, so that waiting for the interpreter does not count as work. elapsed: a clock
+    that runs at least as fast, and costs a sixth: it needs no system call.
     """
 
-    __slots__ = ("_aside_s", "_clock", "_earliest", "_elapsed", "_since", "_sleep", "_work_s")
+    __slots__ = (
+        "_aside_s",
+        "_clock",
+        "_earliest",
+        "_elapsed",
+        "_since",
+        "_sleep",
+        "_wait",
+        "_work_s",
+    )
 
     def __init__(
         self,
         *,
         work_s: float = _WORK_S,
         aside_s: float = _ASIDE_S,
+        wait: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.thread_time,
         elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._work_s = work_s
         self._aside_s = aside_s
+        self._wait = wait
         self._clock = clock
         self._elapsed = elapsed
         self._sleep = sleep
@@ -115,7 +127,8 @@ class StepAside:
         if left_s > 0:
             self._earliest = now + left_s
             return
-        self._sleep(self._aside_s)
+        if not self._wait():
+            self._sleep(self._aside_s)
         self._since = self._clock()
         self._earliest = self._elapsed() + self._work_s
 

@@ -30,6 +30,7 @@ from koordlet.exposition.container_metrics import OF_PROCESSES
 from koordlet.exposition.container_metrics import Standing as OfProcess
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.probe import pods_cpus
+from koordlet.reconciler.gaps import Gaps
 from koordlet.reconciler.pass_log import PassLog
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
@@ -123,6 +124,7 @@ class Passes:
         self._queue_at = math.inf
         self._queued_at = -math.inf
         """When pods were last queued."""
+        self._gaps = Gaps()
         self._scheduled = False
         self._stale = False
         self._standing: Standing = NOTHING_STANDS
@@ -148,7 +150,7 @@ class Passes:
         """Start the reconciler's thread."""
         self._layout = layout
         self._loop = asyncio.get_running_loop()
-        step_aside = StepAside()
+        step_aside = StepAside(wait=self._gaps.wait)
         self.executor = Executor(
             PacedHost(self._host, step_aside),
             layout,
@@ -207,7 +209,9 @@ class Passes:
         when they have waited long enough. So the reconciler works while the runtime is busy between
         two calls, and not whenever a timer ends, which would be during the hooks of the burst.
         """
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.call_at(now + _AFTER_REPLY_S, self._gaps.begin)
         if now - self._queued_at < _GATHER_S:
             self._pod_changed(uid, queue_at=self._queued_at + 2 * _GATHER_S)
         else:

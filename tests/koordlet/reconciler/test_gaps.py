@@ -1,0 +1,52 @@
+"""The gaps between a runtime's calls: when background work rests, and how long."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from koordlet.reconciler import gaps as module
+from koordlet.reconciler.gaps import _BURST_S, Gaps
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_new_pods_work_does_not_rest() -> None:
+    assert not Gaps().wait()
+
+
+@pytest.mark.parametrize("since_s", [0.0, 0.0019, _BURST_S + 0.001])
+def test_work_goes_on_in_a_gap_and_after_a_burst(since_s: float) -> None:
+    clock = Clock()
+    gaps = Gaps(clock=clock)
+    gaps.begin()
+    clock.now += since_s
+    assert not gaps.wait()
+
+
+def test_between_two_gaps_work_rests_until_the_burst_is_over() -> None:
+    clock = Clock()
+    gaps = Gaps(clock=clock)
+    gaps.begin()
+    clock.now += _BURST_S - 0.001
+    assert gaps.wait()
+
+
+def test_the_next_gap_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BURST_S", 3600.0)
+    clock = Clock()
+    gaps = Gaps(clock=clock)
+    gaps.begin()
+    clock.now += 1.0
+    thread = threading.Thread(target=gaps.wait, daemon=True)
+    thread.start()
+    gaps.begin()
+    thread.join(10)
+    assert not thread.is_alive()
