@@ -6,8 +6,8 @@ it waits for the interpreter and for the CPU, and the runtime's thread for both.
 pods would meet several.
 
 While pods appear closely one after the other, the reconciler's thread therefore works in the gaps
-alone. Its work may take up to 20 times as long, but no longer than the burst: without a new pod for
-40 ms it goes on as always.
+alone. Its work may take up to 20 times as long, but not much longer than the burst: without a new
+pod for 40 ms it goes on as always. So it does once many pods wait for it (`Passes`).
 """
 
 from __future__ import annotations

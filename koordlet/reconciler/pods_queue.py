@@ -30,8 +30,8 @@ class PodsQueue:
         self._qos: Sequence[Subject] = ()
         self._engine: Engine | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._pods)
+    def __len__(self) -> int:
+        return len(self._pods)
 
     @property
     def engine(self) -> Engine | None:

@@ -168,6 +168,11 @@ class Reconciler:
         self._pods.put(engine, pods, qos, requests=requests)
         self._triggers.wake()
 
+    @property
+    def pods_waiting(self) -> int:
+        """How many pods are queued. Any thread."""
+        return len(self._pods)
+
     def requested(self, cgroup: str, number: int) -> None:
         """Leave a container's files alone until what follows from a new request is known here.
 

@@ -16,6 +16,7 @@ from koordlet.configuration.config import Config
 from koordlet.daemon import passes as module
 from koordlet.daemon.passes import Passes
 from koordlet.executor.journal import Journal
+from koordlet.reconciler.gaps import Gaps
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state import NodeState
 
@@ -29,6 +30,7 @@ class Recorder:
         self.pods: list[set[str]] = []
         self.reasons: list[str] = []
         self.emptied = 0
+        self.pods_waiting = 0
         self.arrived = asyncio.Event()
 
     def pods_changed(
@@ -233,5 +235,23 @@ def test_a_change_that_may_concern_all_brings_a_pass() -> None:
         made.state_changed("objects")
         await asyncio.sleep(0)
         assert (recorder.pods, recorder.reasons) == ([], ["objects,rules"])
+
+    asyncio.run(run())
+
+
+def test_a_gap_begins_with_each_new_pod_and_many_waiting_pods_let_nothing_rest() -> None:
+    async def run() -> None:
+        made, recorder = passes()
+        clock = [100.0]
+        made._gaps = Gaps(clock=lambda: clock[0])
+        assert not made._rest()  # no burst
+        made.pod_appeared("a")
+        await until(recorder, 1)
+        assert not made._rest()  # in the gap
+        clock[0] += 0.039
+        recorder.pods_waiting = 16
+        assert not made._rest()
+        recorder.pods_waiting = 15
+        assert made._rest()
 
     asyncio.run(run())
