@@ -5,9 +5,10 @@ container. What the reconciler does then delays no call. Outside of these gaps a
 it waits for the interpreter and for the CPU, and the runtime's thread for both. A pass over many
 pods would meet several.
 
-While pods appear closely one after the other, the reconciler's thread therefore works in the gaps
-alone. Its work may take up to 20 times as long, but not much longer than the burst: without a new
-pod for 40 ms it goes on as always. So it does once many pods wait for it (`Passes`).
+While pods appear less than 40 ms apart, the reconciler's thread therefore works in the gaps alone.
+Its work may take up to 20 times as long, but not much longer than the burst: without a new pod for
+40 ms it goes on as always. So it does for a pod that appears alone, and once many pods wait for it
+(`Passes`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _GAP_S: Final = 0.002
 """How long a gap lasts. Chosen: runtimes create a container 5 ms or more after its sandbox, and the
 gap begins 1 ms after the reply. Twice the value meets CreateContainer."""
 _BURST_S: Final = 0.04
-"""How long a burst goes on after its last new pod, and so how long work rests at a time. Chosen: as
-long as changes of pods are gathered at most. Twice the value doubles the time that a repair takes
-during a burst in which pods come that seldom."""
+"""New pods that are closer together are a burst. It goes on for as long after its last new pod, and
+so work rests for as long at a time. Chosen: as long as changes of pods are gathered at most. Twice
+the value doubles the time that a repair takes during a burst in which pods come that seldom."""
 
 
 class Gaps:
@@ -34,11 +35,14 @@ class Gaps:
         """clock: seconds that never go back."""
         self._clock = clock
         self._began_at = -math.inf
+        self._in_burst = False
         self._began = threading.Event()
 
     def begin(self) -> None:
         """A new pod's gap begins. Never blocks."""
-        self._began_at = self._clock()
+        now = self._clock()
+        self._in_burst = now - self._began_at < _BURST_S
+        self._began_at = now
         self._began.set()
 
     def wait(self) -> bool:
@@ -50,7 +54,7 @@ class Gaps:
         # Before the look at the time: a gap that begins in between must not be missed.
         self._began.clear()
         since_s = self._clock() - self._began_at
-        if not _GAP_S <= since_s < _BURST_S:
+        if not self._in_burst or not _GAP_S <= since_s < _BURST_S:
             return False
         self._began.wait(_BURST_S - since_s)
         return True

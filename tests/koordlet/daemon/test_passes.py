@@ -247,6 +247,10 @@ def test_a_gap_begins_with_each_new_pod_and_many_waiting_pods_let_nothing_rest()
         assert not made._rest()  # no burst
         made.pod_appeared("a")
         await until(recorder, 1)
+        clock[0] += 0.01
+        assert not made._rest()  # a pod alone
+        made.pod_appeared("b")
+        await until(recorder, 2)
         assert not made._rest()  # in the gap
         clock[0] += 0.039
         recorder.pods_waiting = 16

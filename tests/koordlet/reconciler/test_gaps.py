@@ -18,23 +18,42 @@ class Clock:
         return self.now
 
 
+def burst(clock: Clock) -> Gaps:
+    """Return the gaps when the second pod of a burst has just appeared."""
+    gaps = Gaps(clock=clock)
+    gaps.begin()
+    clock.now += 0.01
+    gaps.begin()
+    return gaps
+
+
 def test_without_new_pods_work_does_not_rest() -> None:
     assert not Gaps().wait()
+
+
+@pytest.mark.parametrize("before_s", [None, _BURST_S + 0.001])
+def test_work_for_a_pod_that_appears_alone_does_not_rest(before_s: float | None) -> None:
+    clock = Clock()
+    gaps = Gaps(clock=clock)
+    if before_s is not None:
+        gaps.begin()
+        clock.now += before_s
+    gaps.begin()
+    clock.now += 0.005
+    assert not gaps.wait()
 
 
 @pytest.mark.parametrize("since_s", [0.0, 0.0019, _BURST_S + 0.001])
 def test_work_goes_on_in_a_gap_and_after_a_burst(since_s: float) -> None:
     clock = Clock()
-    gaps = Gaps(clock=clock)
-    gaps.begin()
+    gaps = burst(clock)
     clock.now += since_s
     assert not gaps.wait()
 
 
 def test_between_two_gaps_work_rests_until_the_burst_is_over() -> None:
     clock = Clock()
-    gaps = Gaps(clock=clock)
-    gaps.begin()
+    gaps = burst(clock)
     clock.now += _BURST_S - 0.001
     assert gaps.wait()
 
@@ -42,8 +61,7 @@ def test_between_two_gaps_work_rests_until_the_burst_is_over() -> None:
 def test_the_next_gap_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BURST_S", 3600.0)
     clock = Clock()
-    gaps = Gaps(clock=clock)
-    gaps.begin()
+    gaps = burst(clock)
     clock.now += 1.0
     thread = threading.Thread(target=gaps.wait, daemon=True)
     thread.start()
