@@ -1,9 +1,8 @@
 """`PacedHost`: a `Host` for a thread that gives way to others while it reads and writes many files.
 
 A pass over a node reads thousands of small files, each in microseconds. Before each access the
-thread gets the opportunity to step aside (`service.scheduling.StepAside`), except before a write:
-what was found before it, such as that nobody requests another value, must still hold. Each value is
-read after it was written.
+thread gets the opportunity to step aside (`service.scheduling.StepAside`); for a write after it,
+since what was found before, such as that nobody requests another value, must still hold.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from linux.host import Host
 
 
 class PacedHost:
-    """Another host's files. step_aside: called before each access that a pass repeats."""
+    """Another host's files. step_aside: called for each access that a pass repeats."""
 
     def __init__(self, host: Host, step_aside: Callable[[], None]) -> None:
         self._host = host
         self._step_aside = step_aside
-        self.write = host.write
         self.mkdir = host.mkdir
         self.rmdir = host.rmdir
         self.gone = host.gone
@@ -32,6 +30,10 @@ class PacedHost:
     def read(self, path: str) -> bytes:
         self._step_aside()
         return self._host.read(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._host.write(path, data)
+        self._step_aside()
 
     def listdir(self, path: str) -> list[str]:
         self._step_aside()
