@@ -1,7 +1,8 @@
 """One round of evictions as a state machine without I/O: shortages in, victims out.
 
-A round takes the shortages of all strategies together. What a victim releases counts for every
-shortage that it releases some of, also for one that may not evict it. The loop around it:
+A round takes the shortages of all strategies together. What a victim releases of a resource counts
+for every shortage of it, also where the gate of that shortage may not evict this pod. The loop
+around it:
 
     while (choice := round.next()) is not None:
         round.evicted(choice) if <the pod was evicted> else round.refused(choice, <why>)
@@ -13,9 +14,9 @@ Which pods go is planned for the whole round, and again after each refusal:
        use        in the strategy's order, so those that use most first
        requests   the smallest that covers the rest; where none does, in the strategy's order
 
-   A request is a fixed amount, and what is released of it beyond the shortage is wasted. Use is
-   not: its largest user is mostly the one that grows, and a smaller one in its place would be
-   followed by others.
+   A request is a fixed amount: what is released of it beyond the shortage is wasted. Use changes,
+   and the largest user is mostly the one that grows: if a smaller pod went in its place, others
+   would have to follow.
 2. Of these, each that the others make needless is spared, the last taken first: all shortages stay
    covered without it. So no victim of a round can be left out, as long as none is refused.
 

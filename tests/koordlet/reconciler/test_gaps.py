@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
 
 from koordlet.reconciler import gaps as module
 from koordlet.reconciler.gaps import _BURST_S, Gaps
+from tests.waiting import wait_until
 
 
 class Clock:
@@ -60,11 +62,17 @@ def test_between_two_gaps_work_rests_until_the_burst_is_over() -> None:
 
 def test_the_next_gap_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BURST_S", 3600.0)
-    clock = Clock()
-    gaps = burst(clock)
-    clock.now += 1.0
-    thread = threading.Thread(target=gaps.wait, daemon=True)
-    thread.start()
+    seconds = itertools.count(100.0)  # a second for each look, so that no look falls into a gap
+    gaps = Gaps(clock=lambda: next(seconds))
     gaps.begin()
-    thread.join(10)
-    assert not thread.is_alive()
+    gaps.begin()
+    rested: list[bool] = []
+    thread = threading.Thread(target=lambda: rested.append(gaps.wait()), daemon=True)
+    thread.start()
+
+    def goes_on() -> bool:
+        gaps.begin()
+        return not thread.is_alive()
+
+    wait_until(goes_on, "the thread goes on", timeout_s=10)
+    assert rested == [True]
