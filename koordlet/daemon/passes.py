@@ -60,8 +60,8 @@ runtime's from its CPU: RunPodSandbox took 0.40 instead of 0.28 ms (p50). After 
 CreateContainer more often where that follows 5 ms after the reply."""
 
 _MANY_WAIT: Final = 16
-"""With so many queued pods the reconciler does not rest in a burst. Chosen: it falls behind where the
-machine is slow, and for a while by a pass: one over 50 pods takes the gaps of 6 pods. Twice the
+"""With so many queued pods the reconciler does not rest in a burst. Chosen: it falls behind where
+the machine is slow, and for a while by a pass: one over 50 pods takes the gaps of 6 pods. Twice the
 value doubles the time until values are in force where the gaps are not enough."""
 
 _COMPLETE_S: Final = 0.5
