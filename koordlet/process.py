@@ -32,9 +32,10 @@ SWITCH_INTERVAL_S: Final = 0.00005
 """How long the reconciler's thread may hold the interpreter while a hook waits: half of what an
 answer takes. Python's default of 5 ms would show in the tail of every hook's latency. Twice the
 value costs a hook that meets the reconciler that much more."""
-_YOUNGEST: Final = 2000
-"""New objects between two collections of the youngest generation: about a third of a millisecond
-each. Twice the value doubles that pause and halves their number."""
+_YOUNGEST: Final = 10_000
+"""New objects before the youngest generation is collected wherever the next one is made, which may
+be in an answer: some 5 ms. Background threads collect much sooner (`service.collection`), so this
+is for floods that leave them no time. Twice the value doubles that pause."""
 _NEVER: Final = 1_000_000
 """The threshold of the older generations: they are never collected by count."""
 _LEAVE_S: Final = 5.0
@@ -143,11 +144,11 @@ class Hooks(Protocol):
 async def collect_when_quiet(hooks: Hooks) -> None:
     """Run full garbage collections only while no hooks arrive.
 
-    Reference counts free almost all objects here, so only the youngest generation is collected as
-    usual. A full collection traverses all objects but the frozen ones, which are two thirds of the
-    daemon's on a node with 110 pods, and holds the interpreter for some milliseconds. It runs when
-    no hook has come for a while: every ten minutes, and after a runtime's list, whose memory the C
-    library would keep otherwise.
+    Reference counts free almost all objects here, so otherwise only the youngest generation is
+    collected, by background threads (`service.collection`). A full collection traverses all objects
+    but the frozen ones, which are two thirds of the daemon's on a node with 110 pods, and holds the
+    interpreter for some milliseconds. It runs when no hook has come for a while: every ten minutes,
+    and after a runtime's list, whose memory the C library would keep otherwise.
     """
     gc.set_threshold(_YOUNGEST, _NEVER, _NEVER)
     gc.collect()

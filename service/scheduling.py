@@ -33,6 +33,8 @@ from functools import cache
 from types import TracebackType
 from typing import Final
 
+from service.collection import collect_youngest
+
 _LOG = logging.getLogger(__name__)
 
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
@@ -77,19 +79,23 @@ make the background work last longer, so that it meets more answers."""
 class StepAside:
     """Called often by a background thread: lets others run once it has worked for 200 us.
 
+    After that, before the thread works on, is the moment for young garbage (`service.collection`).
+
     A thread that runs is not interrupted by each thread that is woken on its CPU, and the other CPU
     may stay idle meanwhile; what is woken then waits for the next tick, up to 4 ms. A thread that
     sleeps delays no other, whatever the kernel's scheduler decides. One object for each thread.
 
     work_s: the processor time before. aside_s: how long it sleeps; the kernel adds some. wait:
-    called first; may wait for longer, and returns whether it did. clock: returns the thread's
-    processor time, so that waiting for the interpreter does not count as work. elapsed: a clock
-    that runs at least as fast, and costs a sixth: it needs no system call.
+    called first; may wait for longer, and returns whether it did. collect: called last; it counts
+    as work. clock: returns the thread's processor time, so that waiting for the interpreter does
+    not count. elapsed: a clock that runs at least as fast, and costs a sixth: it needs no system
+    call.
     """
 
     __slots__ = (
         "_aside_s",
         "_clock",
+        "_collect",
         "_earliest",
         "_elapsed",
         "_since",
@@ -104,6 +110,7 @@ class StepAside:
         work_s: float = _WORK_S,
         aside_s: float = _ASIDE_S,
         wait: Callable[[], bool] = lambda: False,
+        collect: Callable[[], None] = collect_youngest,
         clock: Callable[[], float] = time.thread_time,
         elapsed: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -111,6 +118,7 @@ class StepAside:
         self._work_s = work_s
         self._aside_s = aside_s
         self._wait = wait
+        self._collect = collect
         self._clock = clock
         self._elapsed = elapsed
         self._sleep = sleep
@@ -131,6 +139,7 @@ class StepAside:
             self._sleep(self._aside_s)
         self._since = self._clock()
         self._earliest = self._elapsed() + self._work_s
+        self._collect()
 
 
 def schedule_event_loop() -> bool:

@@ -31,6 +31,7 @@ from koordlet.daemon.dynamic.network_qos import NetworkQos
 from koordlet.daemon.dynamic.on_node import node_amounts
 from koordlet.daemon.dynamic.showing import Showing
 from koordlet.daemon.feeds import Feeds, awaited
+from koordlet.daemon.gaps import Gaps
 from koordlet.daemon.health import Health
 from koordlet.daemon.node_kernel import NodeKernel
 from koordlet.daemon.passes import Passes
@@ -153,6 +154,7 @@ class Parts:
             workers=self.workers,
             changed=self._layout_changed,
         )
+        self._gaps = Gaps()
         self.passes = Passes(
             config,
             host=host,
@@ -165,6 +167,7 @@ class Parts:
             published=self._published,
             displaced=displaced,
             cpus_changed=self._cpus_changed,
+            gaps=self._gaps,
             followed=self.hook_decider.followed,
             written=self.audit.wrote if self.audit.log is not None else None,
         )
@@ -225,6 +228,7 @@ class Parts:
             host_apps=lambda: self.dynamics.host_apps,
             settings=lambda: self.rules.inputs.settings,
             after_round=self._round,
+            rest=self._gaps.wait,
             workers=self.workers,
         )
         self.showing = Showing(

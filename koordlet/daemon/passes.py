@@ -21,6 +21,7 @@ from hooks.standing import NOTHING_STANDS, Standing
 from hooks.state import State as ValueState
 from hooks.subject import Level
 from koordlet.configuration.config import Config
+from koordlet.daemon.gaps import Gaps
 from koordlet.decisions.rules import Rules
 from koordlet.executor.executor import Executor
 from koordlet.executor.journal import Journal, JournalError
@@ -30,7 +31,6 @@ from koordlet.exposition.container_metrics import OF_PROCESSES
 from koordlet.exposition.container_metrics import Standing as OfProcess
 from koordlet.node.kubepods_lock import KubepodsLock
 from koordlet.node.probe import pods_cpus
-from koordlet.reconciler.gaps import Gaps
 from koordlet.reconciler.pass_log import PassLog
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.reconciler.reports import PassReport
@@ -97,6 +97,7 @@ class Passes:
         published: Callable[[], None],
         displaced: Callable[[LockHeld], None],
         cpus_changed: Callable[[], None],
+        gaps: Gaps,
         followed: Callable[[Standing], None] = lambda standing: None,
         written: Written | None = None,
     ) -> None:
@@ -104,8 +105,8 @@ class Passes:
         catch_up: does what follows earlier replies; called before a pod or the state is handed to
         the reconciler. published: called after each snapshot. displaced: called when another daemon
         has the lock of this node's pods. cpus_changed: called when pods can have other CPUs than
-        the rules know. followed: called after the writes that follow from these standing claims.
-        written: see `Written`.
+        the rules know. gaps: in which the reconciler works while new pods appear. followed: called
+        after the writes that follow from these standing claims. written: see `Written`.
         """
         self._config = config
         self._host = host
@@ -129,7 +130,7 @@ class Passes:
         self._queue_at = math.inf
         self._queued_at = -math.inf
         """When pods were last queued."""
-        self._gaps = Gaps()
+        self._gaps = gaps
         self._scheduled = False
         self._stale = False
         self._standing: Standing = NOTHING_STANDS

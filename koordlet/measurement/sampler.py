@@ -34,6 +34,10 @@ _UNAVAILABLE_AGAIN_S: Final = 30.0
 hierarchy that is mounted later half a minute later still."""
 _SAVE_EVERY_S: Final = 60.0
 """How often the samples are saved: a killed process loses a minute at most."""
+_LONG_ROUND_S: Final = 0.25
+"""A round that has taken so long rests no more. Chosen: a quarter of the shortest interval, so that
+no tick is left out, and what follows from the samples follows nearly as soon as always. Twice the
+value doubles that delay on nodes on which pods appear without a pause."""
 _STOP_S: Final = 5.0
 """How long `stop` waits for the round in progress: a read of the kernel may block."""
 _MOST_OF_ERROR: Final = 300
@@ -104,6 +108,10 @@ def _nothing(_view: View) -> None:
     pass
 
 
+def _at_once() -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Sampler:
     """See the module.
@@ -111,6 +119,7 @@ class Sampler:
     targets: returns what is measured, a new value for each change; called once a round.
     enabled: whether a collector shall run now; called once a tick for each.
     after_round: called after each round with the samples as of its moment; it may raise.
+    rest: called often during a round; may wait, and returns whether it did.
     """
 
     store: Store
@@ -119,6 +128,7 @@ class Sampler:
     targets: Callable[[], Targets]
     enabled: Callable[[Collector], bool] = _always
     after_round: Callable[[View], None] = _nothing
+    rest: Callable[[], bool] = _at_once
     saved_file: SavedFile | None = None
     tick_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
@@ -126,7 +136,8 @@ class Sampler:
     _thread: threading.Thread | None = field(init=False, default=None)
     _stop: threading.Event = field(init=False, default_factory=threading.Event)
     _repeats: Repeats = field(init=False, default_factory=Repeats)
-    _step_aside: StepAside = field(init=False, default_factory=StepAside)
+    _step_aside: StepAside = field(init=False)
+    _round_began_at: float = field(init=False, default=-math.inf)
     _saved_at: float = field(init=False, default=0.0)
     _saving: str = field(init=False, default="")
     _rounds: int = field(init=False, default=0)
@@ -134,6 +145,7 @@ class Sampler:
     _round_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
+        self._step_aside = StepAside(wait=self._rests)
         for collector in self.collectors:
             self.store.add_table(
                 collector.name,
@@ -211,6 +223,7 @@ class Sampler:
 
     def round(self, now: float) -> None:
         """Call the collectors that are due, then `after_round`. Raises nothing."""
+        self._round_began_at = self.clock()
         try:
             targets = self.targets()
             for timed in self._timed:
@@ -228,6 +241,9 @@ class Sampler:
             # The thread outlives a defect of one round: without samples all strategies would end.
             if (left_out := self._repeats.due("round")) is not None:
                 log.exception("a round of measurements failed (%d times more)", left_out)
+
+    def _rests(self) -> bool:
+        return self.clock() - self._round_began_at < _LONG_ROUND_S and self.rest()
 
     def _sample(self, timed: _Timed, now: float, targets: Targets) -> None:
         collector = timed.collector

@@ -163,6 +163,28 @@ def test_a_thread_steps_aside_after_each_share_of_work() -> None:
     assert worked.slept == [5.0, 7.75, 10.5]
 
 
+def test_garbage_is_collected_after_the_pause_and_counts_as_work() -> None:
+    worked = Worked()
+    collected: list[float] = []
+
+    def collect() -> None:
+        collected.append(worked.time)
+        worked.time += 1.5
+
+    aside = StepAside(
+        work_s=2.0,
+        aside_s=0.25,
+        collect=collect,
+        clock=worked.clock,
+        elapsed=worked.clock,
+        sleep=worked.sleep,
+    )
+    aside()
+    worked.time += 0.5
+    aside()
+    assert (worked.slept, collected) == ([5.0, 7.5], [5.5, 8.0])
+
+
 def test_waiting_is_no_work() -> None:
     slept: list[float] = []
 

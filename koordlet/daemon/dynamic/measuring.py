@@ -57,11 +57,13 @@ class Measuring:
         host_apps: Callable[[], Sequence[HostAppSubject]],
         settings: Callable[[], Settings],
         after_round: Callable[[View], None],
+        rest: Callable[[], bool],
         workers: Executor,
     ) -> None:
         """boot: the id of this boot. layout, views, host_apps, settings: return the newest values,
         the same object until they change. after_round: called in the sampling thread with the
-        measurements of each round.
+        measurements of each round. rest: called in that thread during a round; waits while its
+        work would delay an answer, and returns whether it waited.
         """
         self._config = config
         self._host = host
@@ -71,6 +73,7 @@ class Measuring:
         self._host_apps = host_apps
         self._settings = settings
         self._after_round = after_round
+        self._rest = rest
         self._workers = workers
         self._targets = NodesTargets()
         self._sampler: Sampler | None = None
@@ -87,6 +90,7 @@ class Measuring:
             targets=self._newest_targets,
             enabled=lambda collector: enabled(collector, config, self._settings()),
             after_round=self._after_round,
+            rest=self._rest,
             saved_file=SavedFile(f"{config.run_dir}/{SAVED}", self._boot),
             tick_s=float(config.measuring.interval),
         )

@@ -14,9 +14,9 @@ from hooks.facts import NodeInputs
 from hooks.subject import Subject
 from koordlet.configuration.config import Config
 from koordlet.daemon import passes as module
+from koordlet.daemon.gaps import Gaps
 from koordlet.daemon.passes import Passes
 from koordlet.executor.journal import Journal
-from koordlet.reconciler.gaps import Gaps
 from koordlet.reconciler.reconciler import Reconciler
 from koordlet.state import NodeState
 
@@ -64,6 +64,7 @@ def passes(catch_up: Callable[[], None] = lambda: None) -> tuple[Passes, Recorde
         published=lambda: None,
         displaced=lambda held: None,
         cpus_changed=lambda: None,
+        gaps=Gaps(),
     )
     recorder = Recorder()
     made.reconciler = cast(Reconciler, recorder)

@@ -66,6 +66,31 @@ def rounds(sampler: Sampler, *times: float) -> None:
         sampler.round(clock.now)
 
 
+def test_a_round_rests_where_its_work_would_delay_others_but_not_for_long() -> None:
+    clock = Clock()
+    rested: list[float] = []
+
+    def rest() -> bool:
+        rested.append(round(clock.now, 3))
+        return True  # it has waited, so the thread need not step aside itself
+
+    def work(round_: Round) -> None:
+        for _ in range(5):
+            clock.now += 0.1
+            until = time.thread_time() + 0.0005
+            while time.thread_time() < until:
+                pass
+            round_.step_aside()
+
+    sampler = sampler_of(Scripted(during=work), clock=clock)
+    sampler.rest = rest
+    sampler.round(clock.now)
+    assert rested == [100.1, 100.2]
+    clock.now += 1.0
+    sampler.round(clock.now)  # the next one rests again
+    assert rested[2:] == [101.6, 101.7]
+
+
 @pytest.mark.parametrize(
     ("interval_s", "times", "sampled"),
     [

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from koordlet.reconciler import gaps as module
-from koordlet.reconciler.gaps import _BURST_S, Gaps
+from koordlet.daemon import gaps as module
+from koordlet.daemon.gaps import _BURST_S, Gaps
 from tests.waiting import wait_until
 
 
@@ -60,19 +60,22 @@ def test_between_two_gaps_work_rests_until_the_burst_is_over() -> None:
     assert gaps.wait()
 
 
-def test_the_next_gap_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_gap_ends_the_rest_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BURST_S", 3600.0)
     seconds = itertools.count(100.0)  # a second for each look, so that no look falls into a gap
     gaps = Gaps(clock=lambda: next(seconds))
     gaps.begin()
     gaps.begin()
     rested: list[bool] = []
-    thread = threading.Thread(target=lambda: rested.append(gaps.wait()), daemon=True)
-    thread.start()
+    threads = [
+        threading.Thread(target=lambda: rested.append(gaps.wait()), daemon=True) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
 
-    def goes_on() -> bool:
+    def go_on() -> bool:
         gaps.begin()
-        return not thread.is_alive()
+        return not any(thread.is_alive() for thread in threads)
 
-    wait_until(goes_on, "the thread goes on", timeout_s=10)
-    assert rested == [True]
+    wait_until(go_on, "the threads go on", timeout_s=10)
+    assert rested == [True, True]

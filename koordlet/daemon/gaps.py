@@ -1,14 +1,14 @@
-"""The gaps between a runtime's calls, in which the reconciler works during a burst of new pods.
+"""The gaps between a runtime's calls, in which background threads work during a burst of new pods.
 
 A runtime that has taken the reply to RunPodSandbox is busy itself before it creates the pod's first
 container. What the reconciler does then delays no call. Outside of these gaps a creation that meets
 it waits for the interpreter and for the CPU, and the runtime's thread for both. A pass over many
-pods would meet several.
+pods would meet several, and a round of measurements one.
 
-While pods appear less than 40 ms apart, the reconciler's thread therefore works in the gaps alone.
-Its work may take up to 20 times as long, but not much longer than the burst: without a new pod for
-40 ms it goes on as always. So it does for a pod that appears alone, and once many pods wait for it
-(`Passes`).
+While pods appear less than 40 ms apart, the reconciler and the sampling thread therefore work in
+the gaps alone. Their work may take up to 20 times as long, but not much longer than the burst:
+without a new pod for 40 ms it goes on as always. So it does for a pod that appears alone, once many
+pods wait for the reconciler (`Passes`), and in a round of measurements that has taken long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ the value doubles the time that a repair takes during a burst in which pods come
 
 
 class Gaps:
-    """`begin` is called by the event loop, `wait` by the reconciler's thread."""
+    """`begin` is called by the event loop, `wait` by background threads."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: seconds that never go back."""
@@ -37,13 +37,15 @@ class Gaps:
         self._began_at = -math.inf
         self._in_burst = False
         self._began = threading.Event()
+        """Set, and replaced by a new one, when a gap begins."""
 
     def begin(self) -> None:
         """A new pod's gap begins. Never blocks."""
         now = self._clock()
         self._in_burst = now - self._began_at < _BURST_S
         self._began_at = now
-        self._began.set()
+        began, self._began = self._began, threading.Event()
+        began.set()
 
     def wait(self) -> bool:
         """Outside of a gap, wait for the next one or the burst's end; return whether it waited.
@@ -52,9 +54,9 @@ class Gaps:
         such wait at most: then the burst is over.
         """
         # Before the look at the time: a gap that begins in between must not be missed.
-        self._began.clear()
+        began = self._began
         since_s = self._clock() - self._began_at
         if not self._in_burst or not _GAP_S <= since_s < _BURST_S:
             return False
-        self._began.wait(_BURST_S - since_s)
+        began.wait(_BURST_S - since_s)
         return True
