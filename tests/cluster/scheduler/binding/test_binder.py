@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cluster.scheduler.binding import binder as binder_module
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.binder import Binder
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.turns import Turns
@@ -34,8 +34,8 @@ PLACEMENT = Placement("ns", "p", "u", "n1", annotations=RECORDED)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(binder_module, "_FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(binder_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.01)
     yield
 
 
@@ -137,7 +137,7 @@ def test_an_answer_after_the_time_limit_is_resolved_by_reading() -> None:
 def test_a_retry_after_is_respected_up_to_the_longest_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(binder_module, "_LONGEST_PAUSE_S", 1.0)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 1.0)
     store = one_pod(refuse(429, "TooManyRequests", **{"Retry-After": "1"}))
 
     async def run() -> float:

@@ -13,6 +13,7 @@ import pytest
 
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding import node_locks as under_test
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.lock_text import NodeLock, lock_text, parse_lock
 from cluster.scheduler.binding.node_locks import NodeLocks
 from cluster.scheduler.binding.placement import Bound, Placement, Refused, Why
@@ -29,8 +30,9 @@ NOW = 1_700_000_000.0
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S", "_LOOK_S"):
-        monkeypatch.setattr(under_test, name, 0.002)
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(pauses, name, 0.002)
+    monkeypatch.setattr(under_test, "_LOOK_S", 0.002)
     yield
 
 

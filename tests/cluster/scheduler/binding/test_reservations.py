@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.scheduler.binding import reservations as reservations_module
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, bind_reservation
 from kube.kept_client import KeptClient
@@ -25,8 +25,8 @@ PLACEMENT = ReservationPlacement("r", "u", "n1", {"cpu": "4"}, {"a": "b"})
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reservations_module, "_FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(reservations_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.01)
     yield
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.scheduler.binding import victims as victims_module
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.evictor import Evictor
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.victims import Victim, evict_victim
@@ -25,8 +25,8 @@ from tests.cluster.scheduler.binding.stored_pods import (
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(victims_module, "_FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(victims_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.01)
     yield
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from apis.scheduling_pod import SchedulingPod
 from apis.storage import PersistentVolume, PersistentVolumeClaim
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding import volumes as under_test
 from cluster.scheduler.binding.placement import Placement, Refused, Why
 from cluster.scheduler.binding.volumes import VolumeBinder
@@ -159,8 +160,8 @@ async def _until(check: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(under_test, "_LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.002)
     monkeypatch.setattr(under_test, "_LOOK_S", 0.01)
 
 
