@@ -15,6 +15,7 @@ from aiohttp import web
 from cluster.scheduler.binding import events as events_module
 from cluster.scheduler.binding.events import (
     Event,
+    EventCounts,
     EventWriter,
     failed,
     pod_reference,
@@ -181,7 +182,7 @@ def test_of_a_pods_failures_that_wait_only_the_newest_is_written() -> None:
     assert [stored["note"] for stored in bed.stored.values()] == ["third", "other pod"]
 
 
-@pytest.mark.parametrize("fault", [cut, refuse(500, "InternalError"), refuse(429, "TooMany")])
+@pytest.mark.parametrize("fault", [cut, *(refuse(code, "Reason") for code in (401, 408, 429, 500))])
 def test_a_failed_write_is_repeated(fault: Fault) -> None:
     bed = Bed()
     bed.faults.append(fault)
@@ -195,6 +196,53 @@ def test_a_failed_write_is_repeated(fault: Fault) -> None:
 
     asyncio.run(run())
     assert len(bed.stored) == 2
+
+
+def test_a_failure_that_is_recorded_while_an_older_one_is_refused_takes_its_place() -> None:
+    bed = Bed()
+
+    def meanwhile(_: web.Request) -> None:
+        bed.writer.record(failure("newer"))
+
+    bed.faults.append(meanwhile)
+
+    async def run() -> None:
+        async with bed.running(at_once=1) as writer:
+            writer.record(failure("older"))
+            assert await writer.flush(5) == 0
+            assert writer.counts == EventCounts(written=1, replaced=1)
+
+    asyncio.run(run())
+    assert [stored["note"] for stored in bed.stored.values()] == ["newer"]
+
+
+def test_an_event_that_cannot_be_made_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = Bed()
+    made = EventWriter._body
+
+    def broken(writer: EventWriter, waiting: Any, namespace: str) -> bytes:
+        if waiting.event.note == "bad":
+            raise ValueError("a defect")
+        return made(writer, waiting, namespace)
+
+    monkeypatch.setattr(EventWriter, "_body", broken)
+
+    async def run() -> None:
+        async with api(bed.handle, kind=KeptClient) as client:
+            writer = EventWriter(client, instance="i", now=lambda: bed.moment, at_once=1)
+            task = asyncio.create_task(writer.run())
+            writer.record(failure("good"))
+            writer.record(failure("bad", name="q"))
+            assert await writer.flush(5) == 0
+            assert writer.counts == EventCounts(written=1, lost=1)
+            assert writer.faults.count == 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert "1 events are lost, the last is FailedScheduling about Pod ns/q: a defect" in caplog.text
 
 
 def test_a_write_that_had_succeeded_is_not_an_error() -> None:
