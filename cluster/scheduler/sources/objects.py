@@ -70,7 +70,7 @@ def pod_keeper(gates: Mapping[str, bool]) -> Callable[[SchedulingPod], Schedulin
             pod = _with_replaced_resources(pod, parse_replacements(text))
         labels = pod.metadata.labels
         changes: dict[str, Any] = {}
-        if priority and (number := _int32(labels.get(LABEL_PRIORITY, ""))) is not None:
+        if priority and (number := int32_of(labels.get(LABEL_PRIORITY, ""))) is not None:
             changes["priority"] = number
         if policy:
             named = labels.get(LABEL_PREEMPTION_POLICY, "")
@@ -119,7 +119,7 @@ def _with_replaced_resources(pod: SchedulingPod, replacements: Replacements) -> 
     )
 
 
-def _int32(text: str) -> int | None:
+def int32_of(text: str) -> int | None:
     """Return a whole number of 32 bits, which a priority is; None for any other text."""
     if not _WHOLE.fullmatch(text):
         return None
