@@ -159,15 +159,16 @@ def _kept(pod: SchedulingPod, mark: Mapping[str, str]) -> SchedulingPod:
 
 
 def _is_looked_at(volume: SchedulingVolume) -> bool:
-    return not (
-        volume.persistent_volume_claim is None
-        and volume.image is None
-        and volume.ephemeral is None
-        and volume.gce_persistent_disk is None
-        and volume.aws_elastic_block_store is None
-        and volume.iscsi is None
-        and volume.rbd is None
+    sources = (
+        volume.persistent_volume_claim,
+        volume.image,
+        volume.ephemeral,
+        volume.gce_persistent_disk,
+        volume.aws_elastic_block_store,
+        volume.iscsi,
+        volume.rbd,
     )
+    return any(source is not None for source in sources)
 
 
 def _kept_container(container: SchedulingContainer) -> SchedulingContainer:
