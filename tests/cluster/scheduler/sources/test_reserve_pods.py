@@ -292,7 +292,9 @@ def test_a_pinned_template_keeps_what_it_prefers_and_an_empty_demand_goes_nowher
     preference = {"weight": 1, "preference": {"matchExpressions": [{"key": "a",
                   "operator": "Exists"}]}}  # fmt: skip
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
-    nowhere = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    nowhere: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+    }
     for rules, terms, preferences in ((preferred, 1, 1), (nowhere, 0, 0)):
         spec = {"nodeName": "n1", "affinity": {"nodeAffinity": rules}}
         found = read(template(spec=spec)).pod
