@@ -289,12 +289,11 @@ def test_priority_is_that_of_the_template_its_label_the_reservations_label_or_th
 
 
 def test_a_pinned_template_keeps_what_it_prefers_and_an_empty_demand_goes_nowhere() -> None:
-    preference = {"weight": 1, "preference": {"matchExpressions": [{"key": "a",
-                  "operator": "Exists"}]}}  # fmt: skip
+    term = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+    preference = {"weight": 1, "preference": term}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
-    nowhere: dict[str, Any] = {
-        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
-    }
+    no_terms: dict[str, Any] = {"nodeSelectorTerms": []}
+    nowhere = {"requiredDuringSchedulingIgnoredDuringExecution": no_terms}
     for rules, terms, preferences in ((preferred, 1, 1), (nowhere, 0, 0)):
         spec = {"nodeName": "n1", "affinity": {"nodeAffinity": rules}}
         found = read(template(spec=spec)).pod
