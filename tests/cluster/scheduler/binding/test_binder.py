@@ -229,7 +229,9 @@ def test_a_server_that_always_fails_does_not_hold_a_booking_for_ever() -> None:
     assert len(store.writes) == 6
 
 
-def test_without_an_api_server_there_is_no_outcome_until_it_is_back() -> None:
+def test_without_an_api_server_there_is_no_outcome_until_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = one_pod()
     store.down = True
 
@@ -245,6 +247,9 @@ def test_without_an_api_server_there_is_no_outcome_until_it_is_back() -> None:
             assert here.binder.unknown == 0
 
     asyncio.run(run())
+    # Not with each of the tries.
+    text = "1 bindings have no certain outcome yet, the last is of pod ns/p: "
+    assert caplog.text.count(text) == 1
 
 
 def test_requests_run_in_parallel_up_to_the_bound() -> None:
