@@ -114,3 +114,13 @@ def test_an_owner_that_controls_nothing_hides_no_other() -> None:
     )
     workloads = _workloads(("ReplicaSet", "w", {"selector": {"matchLabels": _WEB}}))
     assert workloads.selector_of(pod) == LabelSelector(match_labels=_WEB)
+
+
+def test_the_objects_of_all_namespaces_are_followed() -> None:
+    resources = [cache.resource for cache in _workloads().caches]
+    assert [(each.path(), each.kind, each.namespaced) for each in resources] == [
+        ("/api/v1/services", "Service", True),
+        ("/api/v1/replicationcontrollers", "ReplicationController", True),
+        ("/apis/apps/v1/replicasets", "ReplicaSet", True),
+        ("/apis/apps/v1/statefulsets", "StatefulSet", True),
+    ]
