@@ -72,6 +72,9 @@ def test_a_refusal_is_written_once_and_a_binding_takes_its_place() -> None:
         assert (bed.scheduled["reason"], bed.scheduled["message"]) == ("Unschedulable", "no room")
         assert bed.stored["status"]["phase"] == "Pending"
         assert bed.stored["status"]["conditions"][0] == other
+        # Against the version that was read, so that it undoes no write of others.
+        ((_, _, body),) = bed.api.writes
+        assert body["metadata"] == {"resourceVersion": "1"}
         writes = len(bed.api.writes)
         bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
         await asyncio.sleep(1)
