@@ -169,6 +169,16 @@ def test_claims_are_written_and_bound_before_the_pod() -> None:
     async def scenario(bed: _Bed) -> None:
         bed.binder.submit(_placement(provisions=True))
         await _until(lambda: len(bed.writes) == 2)
+        # Each names the object and the version that it was made for.
+        of_claim = {"namespace": "default", "name": "c", "uid": "uid-c", "resourceVersion": "11"}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        by_controller = {"pv.kubernetes.io/bound-by-controller": "yes"}
+        of_volume = {"uid": "uid-v", "resourceVersion": "13", "annotations": by_controller}
+        selected = {"uid": "uid-d", "resourceVersion": "12", "annotations": {_SELECTED: "n"}}
+        assert bed.writes == [
+            ("v", {"metadata": of_volume, "spec": {"claimRef": of_claim | kind}}),
+            ("d", {"metadata": selected}),
+        ]
         reference = bed.stored["v"]["spec"]["claimRef"]
         assert (reference["name"], reference["uid"]) == ("c", "uid-c")
         assert bed.stored["v"]["metadata"]["annotations"] == {
