@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.scheduler.binding.pauses import MOST_FAILURES, Pauses
 from cluster.scheduler.binding.placement import (
     Bound,
     Outcome,
@@ -41,14 +41,6 @@ from kube.resources import PODS
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
-"""Between two tries. Chosen: a restart of an API server takes some seconds; at twice the longest
-pause, a placement without an outcome waits up to 20 s after the server is back."""
-_MOST_FAILURES: Final = 6
-"""Answers of 5xx in a row, the pod found unbound after each, until a placement is refused. Chosen:
-with the pauses these are 6 s, longer than etcd takes to elect a leader. An error that depends on
-the request alone (a webhook that cannot be called) would otherwise hold the booking for ever."""
 _DELEGATED_S: Final = 30.0
 """How long a pod may have no node after an extender said that it bound the pod. Chosen: longer than
 any binding takes, so that an extender may answer before it binds. A pod that is put back and bound
@@ -251,7 +243,7 @@ class Binder:
     async def _seen_bound(self, placement: Placement) -> Outcome:
         """Return the outcome that a pod shows which an extender says that it bound."""
         end = time.monotonic() + self._delegated_s
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses()
         while True:
             shown = outcome_of(placement, await self._read(placement))
             if shown is not None:
@@ -261,7 +253,7 @@ class Binder:
                 message = f"pod {placement.key}: {reason} after {self._delegated_s:g} s"
                 return Refused(Why.FAILING, message)
             self._note_unknown(placement, reason)
-            pause = await _rest(pause)
+            await pauses.rest()
 
     async def _until_certain(
         self, placement: Placement, write: Callable[[], Awaitable[bytes]]
@@ -270,7 +262,7 @@ class Binder:
 
         Return the answer of a 2xx, or the outcome that a refusal or the pod itself shows.
         """
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses()
         failures = 0
         lost = False
         while True:
@@ -287,7 +279,7 @@ class Binder:
                 if error.status in (401, 429):
                     # Not carried out: nothing to read.
                     self._note_unknown(placement, reason)
-                    pause = await _rest(pause, at_least=error.retry_after or 0.0)
+                    await pauses.rest(at_least_s=error.retry_after or 0.0)
                     continue
                 if error.status >= 500 or error.status == 408:
                     failures += 1
@@ -305,14 +297,14 @@ class Binder:
                 return shown
             if refused is not None:
                 return refused
-            if failures >= _MOST_FAILURES:
+            if failures >= MOST_FAILURES:
                 return Refused(Why.FAILING, reason)
-            pause = await _rest(pause)
+            await pauses.rest()
 
     async def _read(self, placement: Placement) -> PodAsRead | None:
         """Return the pod as stored, None if there is none of the name; tries until it is read."""
         path = PODS.path(namespace=placement.namespace, name=placement.name)
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses()
         while True:
             try:
                 async with self._gate:
@@ -325,7 +317,7 @@ class Binder:
             except (Unreachable, ValueError) as error:
                 reason = str(error)
             self._note_unknown(placement, reason)
-            pause = await _rest(pause)
+            await pauses.rest()
 
     def _note_unknown(self, placement: Placement, reason: str) -> None:
         if placement.uid not in self._unknown:
@@ -355,10 +347,3 @@ def _refused(placement: Placement, error: ApiError) -> Refused:
     if error.status == 403:
         return Refused(Why.FORBIDDEN, message)
     return Refused(Why.INVALID, f"{error.status} {error.reason}: {error.message}")
-
-
-async def _rest(pause: float, *, at_least: float = 0.0) -> float:
-    """Wait about `pause` seconds, and not less than the server asked for; return the next pause."""
-    longest = max(pause * random.uniform(0.5, 1.5), min(at_least, _LONGEST_PAUSE_S))
-    await asyncio.sleep(longest)
-    return min(pause * 2, _LONGEST_PAUSE_S)

@@ -367,6 +367,7 @@ def _text_of(seconds: float) -> str:
 
 
 def _cut(note: str) -> str:
-    if len(note) * 4 <= _LONGEST_NOTE or len(note.encode()) <= _LONGEST_NOTE:
+    encoded = note.encode()
+    if len(encoded) <= _LONGEST_NOTE:
         return note
-    return note.encode()[: _LONGEST_NOTE - 3].decode(errors="ignore") + "..."
+    return encoded[: _LONGEST_NOTE - 3].decode(errors="ignore") + "..."

@@ -61,7 +61,7 @@ class NetworkTopologyStatus:
         if shown is None or tree is None:
             return
         version = shown.metadata.resource_version
-        if self._written is not None and self._written == (tree, version):
+        if self._written == (tree, version):
             return
         detail = detail_of(tree)
         if detail != shown.status.detail_status:

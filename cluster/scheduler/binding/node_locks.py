@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +31,7 @@ import msgspec
 
 from apis.scheduling_pod import SchedulingNode, SchedulingPod
 from cluster.scheduler.binding.lock_text import LOCK_SECONDS, NodeLock, lock_text, parse_lock
+from cluster.scheduler.binding.pauses import MOST_FAILURES, Pauses
 from cluster.scheduler.binding.placement import Bound, Outcome, Placement, Refused, Why
 from cluster.scheduler.binding.preparation import GivenUp, check_pod
 from kube.cache import Event, object_key
@@ -50,11 +50,6 @@ _LOOK_S: Final = 1.0
 one small request a second for each node whose lock is waited for."""
 _AT_ONCE: Final = 8
 """Requests in parallel. Chosen: half of those of bindings, which wait for these."""
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
-"""Between two tries that failed; as of bindings."""
-_MOST_FAILURES: Final = 6
-"""Answers of 5xx or 409 in a row until a pod is given up; as of bindings."""
 MANIFEST: Final = "deploy/scheduler/node-locks"
 """Grants the right to patch nodes, which only these locks need."""
 
@@ -95,7 +90,7 @@ class _Waiting:
     placement: Placement
     sent: set[str] = field(default_factory=set)
     failures: int = 0
-    pause: float = _FIRST_PAUSE_S
+    pauses: Pauses = field(default_factory=Pauses)
 
 
 class _Step(enum.Enum):
@@ -248,8 +243,7 @@ class NodeLocks:
                 if step is _Step.DONE:
                     queue.remove(waiting)
                 elif step is _Step.AGAIN:
-                    await asyncio.sleep(waiting.pause * random.uniform(0.5, 1.5))
-                    waiting.pause = min(waiting.pause * 2, _LONGEST_PAUSE_S)
+                    await waiting.pauses.rest()
                 elif (holder := self._queued(waiting.placement, step.pod)) is not None:
                     # A scheduler before this one left the lock, and its pod waits for it too.
                     queue.remove(holder)
@@ -320,7 +314,7 @@ class NodeLocks:
                 self.counts.taken_over += 1
                 _log.info("%s: taken over for pod %s", _about(placement, text), placement.key)
             return _Step.DONE
-        if waiting.failures >= _MOST_FAILURES:
+        if waiting.failures >= MOST_FAILURES:
             raise GivenUp(Why.FAILING, f"{_about(placement)}: {reason}")
         _log.info("%s: not taken yet for pod %s: %s", _about(placement), placement.key, reason)
         return _Step.AGAIN
@@ -416,7 +410,7 @@ class NodeLocks:
     async def _remove(self, placement: Placement, texts: frozenset[str]) -> None:
         """Remove a lock with one of these texts, until that is certain or the lock is stale."""
         end = self._steady() + LOCK_SECONDS
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses()
         while self._steady() < end:
             try:
                 node = _node_of(await self._request("GET", NODES, placement.node))
@@ -433,8 +427,7 @@ class NodeLocks:
                     break
             except (Unreachable, msgspec.DecodeError) as error:
                 reason = str(error)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            await pauses.rest()
         else:
             return
         _log.warning("%s: not removed for pod %s: %s", _about(placement), placement.key, reason)

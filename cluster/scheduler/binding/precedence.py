@@ -9,9 +9,10 @@ and the rest follows after the bindings.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 from typing import Final
+
+from cluster.scheduler.binding.pauses import Pauses
 
 _EVERY_S: Final = 0.05
 """Between two writes of one kind while bindings wait. Chosen: 20 a second of each of two kinds
@@ -44,8 +45,7 @@ class BehindBindings:
         server cannot take more now. wake: set when more waits. pauses: the first and the longest in
         seconds, doubled from one to the next.
         """
-        first, longest = pauses
-        pause = first
+        resting = Pauses(*pauses)
         while True:
             while not waiting():
                 wake.clear()
@@ -54,10 +54,9 @@ class BehindBindings:
             if not waiting():
                 continue
             if await write_next():
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, longest)
+                await resting.rest()
             else:
-                pause = first
+                resting.begin_again()
 
     async def turn(self, waiting: Callable[[], int]) -> None:
         """Return when the next write may begin. waiting: returns how many writes wait."""

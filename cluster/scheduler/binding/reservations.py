@@ -8,9 +8,7 @@ resource is a subresource that takes nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,18 +19,13 @@ import msgspec
 from apis.decode import canonical_json
 from apis.keys import ANNOTATION_RESERVATION_ALLOCATED
 from apis.meta import format_time
+from cluster.scheduler.binding.pauses import MOST_FAILURES, Pauses
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from kube.client import ApiError, Client, Unreachable
 from kube.resources import PODS, RESERVATIONS
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
-"""As of bindings."""
-_MOST_REFUSALS: Final = 6
-"""Conflicts, or answers of 5xx, until the placement is refused. Chosen: others that write this
-Reservation (its controller, users) do so seldom."""
 _ENDED: Final = ("Failed", "Succeeded")
 
 
@@ -99,7 +92,7 @@ async def bind_reservation(
 
     now: the wall clock in seconds, for the conditions.
     """
-    pause = _FIRST_PAUSE_S
+    pauses = Pauses()
     refusals = 0
     seen = placement.seen
     while True:
@@ -123,15 +116,14 @@ async def bind_reservation(
                 return outcome
             if error.status == 409 or error.status >= 500:
                 refusals += 1
-            if refusals >= _MOST_REFUSALS:
+            if refusals >= MOST_FAILURES:
                 why = Why.CONFLICT if error.status == 409 else Why.FAILING
                 return Refused(why, str(error))
             reason = str(error)
         except Unreachable as error:
             reason = str(error)
         _log.info("reservation %s is not bound yet: %s", placement.name, reason)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
+        await pauses.rest()
 
 
 def _as_seen(seen: Seen) -> _Reservation:

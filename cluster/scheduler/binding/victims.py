@@ -7,9 +7,7 @@ spared, and both can be repeated: a lost answer is resolved by the next try.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,17 +16,12 @@ from typing import Final
 import msgspec
 
 from apis.meta import format_time
+from cluster.scheduler.binding.pauses import MOST_FAILURES, Pauses
 from cluster.scheduler.binding.placement import Refused, Why
 from kube.client import STRATEGIC_PATCH, ApiError, Client, Unreachable
 from kube.resources import PODS
 
 _log = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
-"""As of bindings."""
-_MOST_FAILURES: Final = 6
-"""Answers of 5xx or 409 in a row until the eviction is refused; as of bindings."""
 
 
 PREEMPTED: Final = "PreemptionByScheduler"
@@ -51,7 +44,7 @@ async def evict_victim(
 
     controller: the scheduler's name, for the condition's message. now: the wall clock in seconds.
     """
-    pause = _FIRST_PAUSE_S
+    pauses = Pauses()
     failures = 0
     while True:
         try:
@@ -66,14 +59,13 @@ async def evict_victim(
                 return Refused(Why.INVALID, str(error))
             if error.status >= 500 or error.status == 409:
                 failures += 1
-            if failures >= _MOST_FAILURES:
+            if failures >= MOST_FAILURES:
                 return Refused(Why.FAILING, str(error))
             reason = str(error)
         except Unreachable as error:
             reason = str(error)
         _log.info("pod %s/%s is not evicted yet: %s", victim.namespace, victim.name, reason)
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
+        await pauses.rest()
 
 
 def is_other_pod(error: ApiError) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from apis.storage import (
     decode_claim,
     decode_volume,
 )
+from cluster.scheduler.binding.pauses import MOST_FAILURES, Pauses
 from cluster.scheduler.binding.placement import Placement, Refused, Why
 from cluster.scheduler.binding.preparation import GivenUp, check_pod
 from kube.cache import Cache, Event, object_key
@@ -41,11 +41,6 @@ T = TypeVar("T", PersistentVolume, PersistentVolumeClaim)
 
 _AT_ONCE: Final = 8
 """Requests in parallel. Chosen: half of those of bindings, which wait for these."""
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 10.0
-"""Between two tries; as of bindings."""
-_MOST_FAILURES: Final = 6
-"""Answers of 5xx or 409 in a row until a pod's volumes are given up; as of bindings."""
 _LOOK_S: Final = 1.0
 """Between two looks at whether the pod and its node still exist; events of claims and volumes are
 noticed at once. As kube-scheduler."""
@@ -220,7 +215,7 @@ class VolumeBinder:
         path = resource.path(namespace=namespace, name=name)
         what = f"{resource.kind} {f'{namespace}/' if namespace else ''}{name}"
         found = known
-        pause = _FIRST_PAUSE_S
+        pauses = Pauses()
         failures = 0
         while True:
             check_pod(placement, self._pod_of(placement.key))
@@ -244,12 +239,11 @@ class VolumeBinder:
             except Unreachable as error:
                 failures = 0
                 reason = str(error)
-            if failures >= _MOST_FAILURES:
+            if failures >= MOST_FAILURES:
                 raise GivenUp(Why.FAILING, f"binding volumes: {what}: {reason}")
             _log.info("%s is not written yet for pod %s: %s", what, placement.key, reason)
             found = None
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
+            await pauses.rest()
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> Awaitable[bytes]:
         async def send() -> bytes:

@@ -89,10 +89,3 @@ class SchedulerConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     extenders: tuple[Extender, ...] = ()
     notices: tuple[str, ...] = ()
     gates: Mapping[str, bool] = msgspec.field(default_factory=dict)
-
-    def profile(self, scheduler_name: str) -> Profile | None:
-        """Return the profile of pods with this `spec.schedulerName`, None: not ours."""
-        for each in self.profiles:
-            if each.scheduler_name == scheduler_name:
-                return each
-        return None

@@ -17,7 +17,7 @@ none, which means 1: the default weight does not shine through. Source: kube-sch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
@@ -28,6 +28,7 @@ from apis.fields import get_field
 from cluster.scheduler.configuration.plugin_arguments import Arguments
 from cluster.scheduler.configuration.points import (
     DEFAULT_MULTI_POINT,
+    DEFAULT_WEIGHTS,
     PLUGINS,
     REMOVED,
     Point,
@@ -130,21 +131,21 @@ def _called(name: str) -> bool:
     return not PLUGINS[name].left_out
 
 
-def _multi_point(said: PluginSet) -> dict[str, int]:
-    """Return name -> weight of the plugins of MultiPoint, in order."""
+def _multi_point(said: PluginSet) -> dict[str, int | None]:
+    """Return name -> weight of the plugins of MultiPoint, in order. None and 0 stand for 1."""
     disabled = {each.name for each in said.disabled}
     enabled = {each.name: each.weight for each in said.enabled}
-    merged: dict[str, int] = {}
+    merged: dict[str, int | None] = {}
     if ALL not in disabled:
-        for name, weight in DEFAULT_MULTI_POINT:
+        for name in DEFAULT_MULTI_POINT:
             if name not in disabled:
-                merged[name] = enabled.get(name, weight)
+                merged[name] = enabled.get(name, DEFAULT_WEIGHTS.get(name))
     for name, weight in enabled.items():
         merged.setdefault(name, weight)
     return merged
 
 
-def _at_point(said: Plugins, point: Point, multi_point: Mapping[str, int]) -> Sequence[str]:
+def _at_point(said: Plugins, point: Point, multi_point: Iterable[str]) -> Sequence[str]:
     entries = said.at(point)
     enabled = [each.name for each in entries.enabled]
     disabled = {each.name for each in entries.disabled}
@@ -169,10 +170,10 @@ def _adds_pre_bind(said: PluginSet, effective: Sequence[str]) -> bool:
 
 
 def _weights(
-    effective: Sequence[str], said: PluginSet, multi_point: Mapping[str, int]
+    effective: Sequence[str], said: PluginSet, multi_point: Mapping[str, int | None]
 ) -> dict[str, int]:
     explicit = {each.name: each.weight for each in said.enabled}
-    return {name: explicit.get(name, multi_point.get(name, 0)) or 1 for name in effective}
+    return {name: explicit.get(name, multi_point.get(name)) or 1 for name in effective}
 
 
 # --- checks --------------------------------------------------------------------------------------

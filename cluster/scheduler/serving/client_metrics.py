@@ -6,7 +6,7 @@ have in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from cluster.exposition import bucket_lines, head_lines, label_text, number_text
@@ -19,6 +19,29 @@ _DURATIONS: Final = (
     ("rest_client_rate_limiter_duration_seconds", "Wait for the limit of clientConnection.qps."),
     ("rest_client_request_size_bytes", "Size of a request's body."),
     ("rest_client_response_size_bytes", "Size of an answer's body."),
+)
+
+_WORK: Final[tuple[tuple[str, str, str, Callable[[WorkQueue], float]], ...]] = (
+    ("adds_total", "Keys that became due.", "counter", lambda queue: queue.counts.adds),
+    (
+        "retries_total",
+        "Keys that became due again after a failure.",
+        "counter",
+        lambda queue: queue.counts.retries,
+    ),
+    ("depth", "Keys that are due.", "gauge", len),
+    (
+        "unfinished_work_seconds",
+        "Work under way.",
+        "gauge",
+        lambda queue: sum(queue.running()),
+    ),
+    (
+        "longest_running_processor_seconds",
+        "Work that has been under way for longest.",
+        "gauge",
+        lambda queue: max(queue.running(), default=0),
+    ),
 )
 
 
@@ -46,27 +69,10 @@ def _of(counts: VerbCounts) -> tuple[Histogram, ...]:
 def work_queue_lines(queues: Iterable[WorkQueue]) -> Iterator[str]:
     """Yield the lines of workqueue_*."""
     queues = tuple(queues)
-    running = [queue.running() for queue in queues]
-    for name, text, kind, values in (
-        ("adds_total", "Keys that became due.", "counter", [q.counts.adds for q in queues]),
-        (
-            "retries_total",
-            "Keys that became due again after a failure.",
-            "counter",
-            [q.counts.retries for q in queues],
-        ),
-        ("depth", "Keys that are due.", "gauge", [len(q) for q in queues]),
-        ("unfinished_work_seconds", "Work under way.", "gauge", [sum(each) for each in running]),
-        (
-            "longest_running_processor_seconds",
-            "Work that has been under way for longest.",
-            "gauge",
-            [max(each, default=0) for each in running],
-        ),
-    ):
+    for name, text, kind, value_of in _WORK:
         yield head_lines(f"workqueue_{name}", text, kind)
-        for queue, value in zip(queues, values, strict=True):
-            yield f"workqueue_{name}{{{_named(queue)}}} {number_text(value)}\n"
+        for queue in queues:
+            yield f"workqueue_{name}{{{_named(queue)}}} {number_text(value_of(queue))}\n"
     name = "workqueue_queue_duration_seconds"
     yield head_lines(name, "From becoming due to being worked on.", "histogram")
     for queue in queues:

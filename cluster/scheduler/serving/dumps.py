@@ -349,18 +349,17 @@ def _reservation(core: SchedulerCore, slot: int) -> Tree:
     tables = core.tables
     table = tables.reservations
     facts = table.facts(slot)
-    own = tables.bookings.get(facts.uid)
-    is_object = own is not None and ANNOTATION_RESERVE_POD in own.shape.annotations
-    kind = "Unknown" if own is None else "Reservation" if is_object else "Pod"
+    own = tables.bookings[facts.uid]
+    is_object = ANNOTATION_RESERVE_POD in own.shape.annotations
     names = tables.resources
     used = names.amounts(table.used[slot].tolist())
     left = names.amounts(table.remainder(np.array([slot], dtype=np.intp))[0].tolist())
     users = [tables.bookings[uid] for uid in table.owners_of(facts.uid) if uid in tables.bookings]
     return {
         "name": facts.name,
-        "namespace": own.key.rpartition("/")[0] if own is not None and not is_object else "",
+        "namespace": "" if is_object else own.key.rpartition("/")[0],
         "uid": facts.uid,
-        "kind": kind,
+        "kind": "Reservation" if is_object else "Pod",
         "available": facts.available,
         "allocateOnce": facts.once,
         "allocatePolicy": facts.policy.name.capitalize(),
@@ -368,7 +367,7 @@ def _reservation(core: SchedulerCore, slot: int) -> Tree:
         "allocatable": quantities(facts.allocatable),
         "reserved": quantities(facts.reserved),
         "allocated": quantities(used),
-        "allocatablePorts": _ports(() if own is None else own.shape.ports),
+        "allocatablePorts": _ports(own.shape.ports),
         "allocatedPorts": _ports(port for booking in users for port in booking.shape.ports),
         "availableResource": quantities(left),
         "allocatedResource": quantities(used),

@@ -81,7 +81,10 @@ def is_kubeconfig(path: str) -> bool:
         found = documents(data.decode(), most_values=_LARGEST_KUBECONFIG)
     except (UnicodeDecodeError, NotYaml):
         return False
-    return len(found) == 1 and isinstance(found[0], dict) and found[0].get("kind") == "Config"
+    match found:
+        case [{"kind": "Config"}]:
+            return True
+    return False
 
 
 def read_objects(path: str, *, progress: Progress = lambda text: None) -> list[FileObject]:

@@ -427,7 +427,7 @@ def emptied(
             continue
         tree = tree_of(each)
         meta, spec = tree["metadata"], tree["spec"]
-        moved[each.key] = spec.pop("nodeName", None) or ""
+        moved[each.key] = spec.pop("nodeName", "")
         if scheduler_name:
             spec["schedulerName"] = scheduler_name
         annotations = meta.get("annotations") or {}

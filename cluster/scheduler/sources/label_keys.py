@@ -52,7 +52,5 @@ def _term(term: PodAffinityTerm, labels: Mapping[str, str]) -> PodAffinityTerm:
         for key in keys
         if key in labels
     ]
-    if not more:
-        return term
     expressions = (*selector.match_expressions, *more)
     return replace(term, label_selector=replace(selector, match_expressions=expressions))

@@ -70,7 +70,7 @@ def pod_keeper(gates: Mapping[str, bool]) -> Callable[[SchedulingPod], Schedulin
             pod = _with_replaced_resources(pod, parse_replacements(text))
         labels = pod.metadata.labels
         changes: dict[str, Any] = {}
-        if priority and (number := _int32(labels.get(LABEL_PRIORITY, ""))) is not None:
+        if priority and (number := int32_of(labels.get(LABEL_PRIORITY, ""))) is not None:
             changes["priority"] = number
         if policy:
             named = labels.get(LABEL_PREEMPTION_POLICY, "")
@@ -119,7 +119,7 @@ def _with_replaced_resources(pod: SchedulingPod, replacements: Replacements) -> 
     )
 
 
-def _int32(text: str) -> int | None:
+def int32_of(text: str) -> int | None:
     """Return a whole number of 32 bits, which a priority is; None for any other text."""
     if not _WHOLE.fullmatch(text):
         return None
@@ -159,15 +159,16 @@ def _kept(pod: SchedulingPod, mark: Mapping[str, str]) -> SchedulingPod:
 
 
 def _is_looked_at(volume: SchedulingVolume) -> bool:
-    return not (
-        volume.persistent_volume_claim is None
-        and volume.image is None
-        and volume.ephemeral is None
-        and volume.gce_persistent_disk is None
-        and volume.aws_elastic_block_store is None
-        and volume.iscsi is None
-        and volume.rbd is None
+    sources = (
+        volume.persistent_volume_claim,
+        volume.image,
+        volume.ephemeral,
+        volume.gce_persistent_disk,
+        volume.aws_elastic_block_store,
+        volume.iscsi,
+        volume.rbd,
     )
+    return any(source is not None for source in sources)
 
 
 def _kept_container(container: SchedulingContainer) -> SchedulingContainer:

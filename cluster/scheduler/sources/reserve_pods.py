@@ -49,7 +49,7 @@ from apis.scheduling_pod import (
     SchedulingPodStatus,
 )
 from cluster.scheduler.sources.label_keys import with_label_keys
-from cluster.scheduler.sources.objects import kept_reserve_pod, renamed
+from cluster.scheduler.sources.objects import int32_of, kept_reserve_pod, renamed
 from cluster.scheduler.tables.reservations.pre_allocation import (
     ANNOTATION as ANNOTATION_PRE_ALLOCATION,
 )
@@ -294,13 +294,8 @@ def _priority(reservation: Reservation, template: _Template, problems: list[Inpu
         text = template.metadata.labels.get(LABEL_PRIORITY)
     if not text:
         return HIGHEST_PRIORITY
-    try:
-        if len(text) > 11 or not text.removeprefix("-").isdecimal() or not text.isascii():
-            raise ValueError
-        number = int(text)
-        if not -(2**31) <= number <= HIGHEST_PRIORITY:
-            raise ValueError
-    except ValueError:
+    number = int32_of(text)
+    if number is None:
         problem = "expected a priority, a whole number of 32 bits"
         field = f'metadata.labels["{LABEL_PRIORITY}"]'
         problems.append(_error(reservation, field, text, problem))

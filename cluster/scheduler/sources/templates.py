@@ -64,7 +64,7 @@ class TemplateSource:
         try:
             tree = document(text, most_values=_MOST_VALUES)
             # The decoder of objects reads JSON.
-            raw = json.dumps({} if tree is None else tree, allow_nan=False)
+            raw = json.dumps({} if tree is None else tree)
             templates = parse_templates(raw, obj=self._obj)
         except (InputErrors, NotYaml, TypeError, ValueError) as error:
             if self._problem != str(error):

@@ -15,6 +15,7 @@ from aiohttp import web
 from cluster.scheduler.binding import events as events_module
 from cluster.scheduler.binding.events import (
     Event,
+    EventCounts,
     EventWriter,
     failed,
     pod_reference,
@@ -39,6 +40,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def failure(note: str = "no node", name: str = "p") -> Event:
     return failed(pod_reference("ns", name, f"uid-{name}"), note, controller="c")
+
+
+async def flushed(writer: EventWriter) -> int:
+    """Wait until all is written, which is long before the time of the flush is over."""
+    return await asyncio.wait_for(writer.flush(10_000), 30)
 
 
 class Bed:
@@ -114,7 +120,7 @@ def test_events_are_worded_as_kube_schedulers(
     async def run() -> None:
         async with bed.running() as writer:
             writer.record(event)
-            assert await writer.flush(5) == 0
+            assert await flushed(writer) == 0
 
     asyncio.run(run())
     (stored,) = bed.stored.values()
@@ -135,13 +141,13 @@ def test_a_repeated_failure_becomes_a_series_that_is_written_seldom() -> None:
         async with bed.running() as writer:
             for _ in range(7):
                 writer.record(failure())
-                await writer.flush(5)
+                await flushed(writer)
                 bed.moment += 10
             assert writer.counts.repeated == 6
             # After six minutes without it, it is an event of its own.
             bed.moment += 361
             writer.record(failure())
-            await writer.flush(5)
+            await flushed(writer)
 
     asyncio.run(run())
     assert bed.writes == ["POST", "PATCH", "PATCH", "POST"]
@@ -157,7 +163,7 @@ def test_a_series_whose_event_has_ended_begins_again() -> None:
         async with bed.running() as writer:
             for _ in range(3):
                 writer.record(failure())
-                await writer.flush(5)
+                await flushed(writer)
                 if len(bed.writes) == 1:
                     bed.stored.clear()
                 bed.moment += 31
@@ -174,14 +180,14 @@ def test_of_a_pods_failures_that_wait_only_the_newest_is_written() -> None:
             for note in ("first", "second", "third"):
                 writer.record(failure(note))
             writer.record(failure("other pod", name="q"))
-            await writer.flush(5)
+            await flushed(writer)
             assert (writer.counts.replaced, writer.counts.written) == (2, 2)
 
     asyncio.run(run())
     assert [stored["note"] for stored in bed.stored.values()] == ["third", "other pod"]
 
 
-@pytest.mark.parametrize("fault", [cut, refuse(500, "InternalError"), refuse(429, "TooMany")])
+@pytest.mark.parametrize("fault", [cut, *(refuse(code, "Reason") for code in (401, 408, 429, 500))])
 def test_a_failed_write_is_repeated(fault: Fault) -> None:
     bed = Bed()
     bed.faults.append(fault)
@@ -190,11 +196,58 @@ def test_a_failed_write_is_repeated(fault: Fault) -> None:
         async with bed.running() as writer:
             writer.record(failure())
             writer.record(scheduled(POD, "n1", controller="c"))
-            assert await writer.flush(5) == 0
+            assert await flushed(writer) == 0
             assert (writer.counts.written, writer.counts.lost) == (2, 0)
 
     asyncio.run(run())
     assert len(bed.stored) == 2
+
+
+def test_a_failure_that_is_recorded_while_an_older_one_is_refused_takes_its_place() -> None:
+    bed = Bed()
+
+    def meanwhile(_: web.Request) -> None:
+        bed.writer.record(failure("newer"))
+
+    bed.faults.append(meanwhile)
+
+    async def run() -> None:
+        async with bed.running(at_once=1) as writer:
+            writer.record(failure("older"))
+            assert await flushed(writer) == 0
+            assert writer.counts == EventCounts(written=1, replaced=1)
+
+    asyncio.run(run())
+    assert [stored["note"] for stored in bed.stored.values()] == ["newer"]
+
+
+def test_an_event_that_cannot_be_made_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = Bed()
+    made = EventWriter._body
+
+    def broken(writer: EventWriter, waiting: Any, namespace: str) -> bytes:
+        if waiting.event.note == "bad":
+            raise ValueError("a defect")
+        return made(writer, waiting, namespace)
+
+    monkeypatch.setattr(EventWriter, "_body", broken)
+
+    async def run() -> None:
+        async with api(bed.handle, kind=KeptClient) as client:
+            writer = EventWriter(client, instance="i", now=lambda: bed.moment, at_once=1)
+            task = asyncio.create_task(writer.run())
+            writer.record(failure("good"))
+            writer.record(failure("bad", name="q"))
+            assert await flushed(writer) == 0
+            assert writer.counts == EventCounts(written=1, lost=1)
+            assert writer.faults.count == 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert "1 events are lost, the last is FailedScheduling about Pod ns/q: a defect" in caplog.text
 
 
 def test_a_write_that_had_succeeded_is_not_an_error() -> None:
@@ -204,7 +257,7 @@ def test_a_write_that_had_succeeded_is_not_an_error() -> None:
     async def run() -> None:
         async with bed.running() as writer:
             writer.record(scheduled(POD, "n1", controller="c"))
-            assert await writer.flush(5) == 0
+            assert await flushed(writer) == 0
             assert (writer.counts.written, writer.counts.lost) == (1, 0)
 
     asyncio.run(run())
@@ -220,7 +273,7 @@ def test_a_refused_event_is_counted_and_logged(
     async def run() -> None:
         async with bed.running() as writer:
             writer.record(failure())
-            assert await writer.flush(5) == 0
+            assert await flushed(writer) == 0
             assert writer.counts.lost == 1
 
     asyncio.run(run())
@@ -255,15 +308,24 @@ def test_what_waits_is_bounded_and_what_is_left_at_the_end_is_counted(
     asyncio.run(run())
 
 
-def test_a_note_is_cut_to_what_the_server_takes() -> None:
+@pytest.mark.parametrize(
+    ("note", "stored"),
+    [
+        ("x" * 1024, "x" * 1024),
+        ("é" * 512, "é" * 512),
+        ("x" * 1025, "x" * 1021 + "..."),
+        # A character of two bytes is not cut in half.
+        ("é" * 1000, "é" * 510 + "..."),
+    ],
+)
+def test_a_note_is_cut_to_what_the_server_takes(note: str, stored: str) -> None:
     bed = Bed()
 
     async def run() -> None:
         async with bed.running() as writer:
-            writer.record(failure("é" * 1000))
-            await writer.flush(5)
+            writer.record(failure(note))
+            await flushed(writer)
 
     asyncio.run(run())
-    (stored,) = bed.stored.values()
-    assert len(stored["note"].encode()) <= 1024
-    assert stored["note"].endswith("é...")
+    (event,) = bed.stored.values()
+    assert event["note"] == stored

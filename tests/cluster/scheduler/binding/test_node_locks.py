@@ -13,8 +13,9 @@ import pytest
 
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.binding import node_locks as under_test
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.lock_text import NodeLock, lock_text, parse_lock
-from cluster.scheduler.binding.node_locks import NodeLocks
+from cluster.scheduler.binding.node_locks import NodeLockCounts, NodeLocks
 from cluster.scheduler.binding.placement import Bound, Placement, Refused, Why
 from kube.cache import Change, Event
 from kube.client import ApiError, Client, Unreachable
@@ -29,8 +30,9 @@ NOW = 1_700_000_000.0
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S", "_LOOK_S"):
-        monkeypatch.setattr(under_test, name, 0.002)
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(pauses, name, 0.002)
+    monkeypatch.setattr(under_test, "_LOOK_S", 0.002)
     yield
 
 
@@ -562,3 +564,124 @@ def test_a_stop_leaves_the_lock_to_the_next_leader() -> None:
         assert not bed.refused
 
     _play(scenario)
+
+
+# --- every status code ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        # What the server did not take up is no failure, and an absence begins the count again.
+        [429, 401] * 6,
+        [*[503] * 5, "before", *[503] * 5],
+        [409, 409],
+        [408, 500],
+    ],
+)
+def test_a_lock_is_taken_as_soon_as_the_server_takes_it(faults: list[str | int]) -> None:
+    async def scenario(bed: _Bed) -> None:
+        bed.faults.extend(faults)
+        bed.submit("p")
+        await _until_bound(bed, 1)
+        assert (bed.holder, len(bed.patches)) == ("p", 1)
+        assert bed.locks.counts == NodeLockCounts(taken=1)
+
+    _play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "text"),
+    [
+        (400, Why.INVALID, "the test wants it"),
+        (422, Why.INVALID, "the test wants it"),
+        (403, Why.FORBIDDEN, "the test wants it; the right is in deploy/scheduler/node-locks"),
+        (404, Why.CONFLICT, "the test wants it"),
+        (500, Why.FAILING, "a test: 500 Fault: the test wants it"),
+        (409, Why.FAILING, "a test: 409 Fault: the test wants it"),
+    ],
+)
+def test_a_server_that_refuses_the_lock_gives_the_node_back(
+    status: int, why: Why, text: str
+) -> None:
+    async def scenario(bed: _Bed) -> None:
+        bed.faults.extend([status] * 6)
+        placement = bed.submit("p")
+        await _until(lambda: bed.refused)
+        assert bed.refused == [(placement, Refused(why, f"lock {KEY} of node n1: {text}"))]
+        assert bed.bound == []
+        assert bed.locks.counts.refused == 1
+
+    _play(scenario)
+
+
+_LOST = Refused(Why.FAILING, "no")
+
+
+@pytest.mark.parametrize("faults", [[503, 409, 429], ["before"], ["after"]])
+def test_the_lock_of_a_pod_that_is_not_bound_is_removed_however_often_that_fails(
+    faults: list[str | int],
+) -> None:
+    async def scenario(bed: _Bed) -> None:
+        placement = bed.submit("p")
+        await _until_bound(bed, 1)
+        bed.faults.extend(faults)
+        bed.locks.ended(placement, _LOST)
+        await _until(lambda: not bed.lock and not bed.locks._releases)
+        assert bed.patches[-1] == {KEY: None}
+        # Removed already when an answer is lost.
+        assert bed.locks.counts.released == (0 if "after" in faults else 1)
+
+    _play(scenario)
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_a_lock_that_must_not_be_removed_is_named_and_left(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bed: _Bed) -> None:
+        placement = bed.submit("p")
+        await _until_bound(bed, 1)
+        bed.faults.append(status)
+        bed.locks.ended(placement, _LOST)
+        await _until(lambda: not bed.locks._releases)
+        assert (bed.holder, bed.locks.counts.released) == ("p", 0)
+
+    _play(scenario)
+    assert f"lock {KEY} of node n1: not removed for pod default/p: " in caplog.text
+
+
+def test_the_lock_of_a_node_that_is_gone_needs_no_removal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(bed: _Bed) -> None:
+        placement = bed.submit("p")
+        await _until_bound(bed, 1)
+        bed.node_exists = False
+        bed.locks.ended(placement, _LOST)
+        await _until(lambda: not bed.locks._releases)
+
+    _play(scenario)
+    assert "not removed" not in caplog.text
+
+
+def test_defects_are_outcomes_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        bed = _Bed(1e9)
+
+        def refused(placement: Placement, refused: Refused) -> None:
+            bed.refused.append((placement, refused))
+            raise ValueError("a defect in taking it")
+
+        def broken(placement: Placement, text: str) -> None:
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(bed.locks, "_refuse", refused)
+        monkeypatch.setattr(bed.locks, "_holder", broken)
+        placement = bed.submit("p")
+        await _until(lambda: not bed.locks.in_flight)
+        text = f"lock {KEY} of node n1: ValueError: a defect"
+        assert bed.refused == [(placement, Refused(Why.FAILING, text))]
+        assert bed.locks.faults.count == 2
+
+    asyncio.run(run())

@@ -16,6 +16,7 @@ from cluster.scheduler.binding.precedence import BehindBindings
 from cluster.scheduler.binding.statuses import UNSCHEDULABLE, PodStatus, Shown, StatusWriter
 from kube.client import Client
 from tests.beds.apiserver import eventually
+from tests.cluster.fake_api import in_virtual_time
 
 
 class _Held(Client):
@@ -100,20 +101,55 @@ def test_statuses_and_events_are_written_when_no_binding_waits_any_more() -> Non
     asyncio.run(run())
 
 
-def test_while_bindings_wait_the_others_are_written_one_by_one() -> None:
+@pytest.mark.parametrize(
+    ("busy", "waiting", "seconds"), [(True, 99, 0.15), (True, 100, 0.0), (False, 99, 0.0)]
+)
+def test_while_bindings_wait_the_others_are_written_one_by_one(
+    busy: bool, waiting: int, seconds: float
+) -> None:
+    """A queue that is half full is not held back, so that it never overflows by this."""
+
+    async def run() -> float:
+        behind = BehindBindings(lambda: busy, many=100)
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(behind.turn(lambda: waiting) for _ in range(3)))
+        return asyncio.get_running_loop().time() - began
+
+    assert in_virtual_time(run) == pytest.approx(seconds)
+
+
+def test_a_write_that_the_server_does_not_take_is_followed_by_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda least, most: (least + most) / 2)
+    answers = [True, True, True, False, True, False]
+    times: list[float] = []
+    left = [len(answers)]
+
     async def run() -> None:
-        behind = BehindBindings(lambda: True, many=100)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await asyncio.gather(*(behind.turn(lambda: 10) for _ in range(3)))
-        assert loop.time() - began >= 2.9 * precedence._EVERY_S
+        wake, clock = asyncio.Event(), asyncio.get_running_loop().time
+        began = clock()
 
-    asyncio.run(run())
+        async def write_next() -> bool:
+            times.append(clock() - began)
+            left[0] -= 1
+            return answers[len(times) - 1]
 
+        behind = BehindBindings(lambda: False, many=100)
+        task = asyncio.create_task(
+            behind.write(write_next, waiting=lambda: left[0], wake=wake, pauses=(1.0, 3.0))
+        )
+        await asyncio.sleep(100)
+        assert len(times) == len(answers)
+        # What comes later is written when it wakes the writer.
+        answers.append(False)
+        left[0] = 1
+        await asyncio.sleep(100)
+        assert len(times) == len(answers) - 1
+        wake.set()
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
 
-def test_a_queue_that_is_half_full_is_not_held_back(endless: None) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60):
-            await BehindBindings(lambda: True, many=100).turn(lambda: 100)
-
-    asyncio.run(run())
+    in_virtual_time(run)
+    assert times == [0, 1, 3, 6, 6, 7, 200]

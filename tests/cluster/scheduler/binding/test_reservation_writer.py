@@ -12,6 +12,7 @@ import pytest
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from cluster.scheduler.binding.reservation_writer import ReservationRefusal, ReservationWriter
 from cluster.scheduler.binding.reservations import ReservationPlacement, TakenPod
+from kube.client import ApiError
 from kube.resources import PODS, RESERVATIONS
 from tests.cluster.fake_api import FakeApi, in_virtual_time
 
@@ -71,6 +72,9 @@ def test_a_refusal_is_written_once_and_a_binding_takes_its_place() -> None:
         assert (bed.scheduled["reason"], bed.scheduled["message"]) == ("Unschedulable", "no room")
         assert bed.stored["status"]["phase"] == "Pending"
         assert bed.stored["status"]["conditions"][0] == other
+        # Against the version that was read, so that it undoes no write of others.
+        ((_, _, body),) = bed.api.writes
+        assert body["metadata"] == {"resourceVersion": "1"}
         writes = len(bed.api.writes)
         bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
         await asyncio.sleep(1)
@@ -237,3 +241,121 @@ def test_a_pod_that_must_not_be_marked_keeps_the_reservation_pending() -> None:
         assert bed.stored["status"] == {}
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected"),
+    [
+        (404, "not found", Bound()),
+        (409, "Precondition failed: uid", Bound()),
+        (422, "metadata.uid: immutable", Bound()),
+        (422, "spec", Refused(Why.INVALID, "a pod: 422 Reason: spec")),
+    ],
+)
+def test_room_of_a_pod_that_is_gone_or_replaced_is_left_to_the_reservation(
+    code: int, message: str, expected: Outcome
+) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid, store = bed.make(), bed.api.handle
+
+        async def handle(method: str, path: str, data: bytes | None) -> dict[str, Any]:
+            if "/pods/" in path:
+                reason = "NotFound" if code == 404 else "Reason"
+                raise ApiError(status=code, reason=reason, message=message, what="a pod")
+            return await store(method, path, data)
+
+        bed.api.handle = handle  # type: ignore[method-assign]
+        takes = (TakenPod("default", "p", "u"),)
+        bed.writer.submit(ReservationPlacement("r", uid, "n1", {"cpu": "4"}, {}, takes))
+        await asyncio.sleep(1)
+        ((_, outcome),) = bed.outcomes
+        assert type(outcome) is type(expected)
+        if isinstance(outcome, Refused):
+            assert isinstance(expected, Refused) and outcome.why is expected.why
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("code", [401, 408, 409, 429, 500])
+def test_a_refusal_that_the_server_does_not_take_now_is_written_later(code: int) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.api.refuse[PATH] = code
+        bed.writer.refuse(ReservationRefusal("r", uid, "no room"))
+        await asyncio.sleep(1)
+        assert bed.scheduled == {}
+        del bed.api.refuse[PATH]
+        await asyncio.sleep(120)
+        assert bed.scheduled == {
+            "type": "Scheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "no room",
+            "lastProbeTime": "1970-01-01T00:00:00Z",
+            "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("former", "since"), [("False", "2020-01-01T00:00:00Z"), ("True", "1970-01-01T00:00:00Z")]
+)
+def test_a_refusal_of_what_was_refused_before_keeps_the_time_since_when(
+    former: str, since: str
+) -> None:
+    async def scenario(bed: Bed) -> None:
+        before = {"type": "Scheduled", "status": former, "message": "no room"}
+        uid = bed.make(
+            phase="Waiting", conditions=[{**before, "lastTransitionTime": "2020-01-01T00:00:00Z"}]
+        )
+        bed.writer.refuse(ReservationRefusal("r", uid, "still no room"))
+        await asyncio.sleep(1)
+        assert bed.scheduled["lastTransitionTime"] == since
+        assert bed.scheduled["message"] == "still no room"
+        assert bed.stored["status"]["phase"] == "Waiting"
+        assert len(bed.stored["status"]["conditions"]) == 1
+
+    play(scenario)
+
+
+def test_defects_are_outcomes_and_counted() -> None:
+    outcomes: list[Outcome] = []
+
+    def take(placement: ReservationPlacement, outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        raise ValueError("a defect in taking it")
+
+    def now() -> float:
+        raise ValueError("no clock")
+
+    async def run() -> None:
+        api = FakeApi()
+        uid = api.put(RESERVATIONS, {"metadata": {"name": "r"}})["metadata"]["uid"]
+        writer = ReservationWriter(api.client(), take, now=now)
+        task = asyncio.create_task(writer.run())
+        writer.submit(place(uid))
+        await asyncio.sleep(1)
+        assert outcomes == [Refused(Why.FAILING, "ValueError: no clock")]
+        assert (writer.faults.count, writer.in_flight) == (2, 0)
+        assert await writer.drain(0) == ()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    in_virtual_time(run)
+
+
+@pytest.mark.parametrize(("count", "more"), [(10, ""), (11, ", ...")])
+def test_of_many_placements_that_are_left_ten_are_named(
+    caplog: pytest.LogCaptureFixture, count: int, more: str
+) -> None:
+    async def run() -> None:
+        writer = ReservationWriter(FakeApi().client(), lambda *_: None, now=lambda: 0.0)
+        for number in range(count):
+            writer.submit(ReservationPlacement(f"r{number}", str(number), "n1", {}))
+        assert len(await writer.drain(1)) == count
+
+    in_virtual_time(run)
+    named = ", ".join(f"r{number}" for number in range(10))
+    text = f"{count} reservations have no certain outcome at the end: {named}{more}\n"
+    assert text in caplog.text

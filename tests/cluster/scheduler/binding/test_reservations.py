@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.scheduler.binding import reservations as reservations_module
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.placement import Bound, Outcome, Refused, Why
 from cluster.scheduler.binding.reservations import ReservationPlacement, Seen, bind_reservation
 from kube.kept_client import KeptClient
@@ -20,13 +20,14 @@ from tests.cluster.fake_api import merged
 from tests.cluster.scheduler.binding.stored_pods import After, Fault, cut, refuse
 from tests.kube.scripted import answer, api, status
 
+_EPOCH = "1970-01-01T00:00:00Z"
 PLACEMENT = ReservationPlacement("r", "u", "n1", {"cpu": "4"}, {"a": "b"})
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reservations_module, "_FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(reservations_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.01)
     yield
 
 
@@ -91,6 +92,8 @@ def outcome(store: Stored, placement: ReservationPlacement = PLACEMENT) -> Outco
         ([refuse(409, "Conflict")], ["r", "r", "status"]),
         ([None, refuse(409, "Conflict")], ["r", "status", "status"]),
         ([None, refuse(503, "Unavailable"), refuse(500, "X")], ["r", *["status"] * 3]),
+        # What the server did not take up is no refusal.
+        *([[refuse(code, "X")] * 7, ["r"] * 8 + ["status"]] for code in (401, 408, 429)),
     ],
 )
 def test_it_becomes_available_and_a_lost_answer_is_resolved_by_reading(
@@ -166,6 +169,31 @@ def test_refusals_have_reasons_and_an_end(fault: Fault, why: Why, patches: int) 
     assert found.why is why
     assert "no" in found.message
     assert len(store.patches) == patches
+
+
+@pytest.mark.parametrize(("since", "expected"), [("2025-01-01T00:00:00Z", None), (None, _EPOCH)])
+@pytest.mark.parametrize("kind", ["Scheduled", "Ready"])
+def test_a_condition_that_was_true_before_keeps_the_time_since_when(
+    kind: str, since: str | None, expected: str | None
+) -> None:
+    before = {"type": kind, "status": "True", "lastTransitionTime": since}
+    store = Stored(status={"conditions": [before]})
+    assert outcome(store) == Bound()
+    conditions = {each["type"]: each for each in store.plain["status"]["conditions"]}
+    other = "Ready" if kind == "Scheduled" else "Scheduled"
+    assert conditions[kind]["lastTransitionTime"] == (expected or since)
+    assert conditions[other]["lastTransitionTime"] == _EPOCH
+    assert len(conditions) == 2
+
+
+def test_an_annotation_that_is_there_already_costs_no_write_and_a_null_removes_one() -> None:
+    store = Stored(metadata={"annotations": {"a": "b", "c": "d"}})
+    assert outcome(store, replace(PLACEMENT, annotations={"a": "b", "x": None})) == Bound()
+    assert store.patches == ["status"]
+    store = Stored(metadata={"annotations": {"a": "b", "c": "d"}})
+    assert outcome(store, replace(PLACEMENT, annotations={"a": "b", "c": None})) == Bound()
+    assert store.patches == ["r", "status"]
+    assert store.plain["metadata"]["annotations"] == {"a": "b"}
 
 
 def test_what_the_watch_showed_saves_the_first_look() -> None:

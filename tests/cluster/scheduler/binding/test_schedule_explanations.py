@@ -24,21 +24,31 @@ _CREATED = 1_767_225_600.0
 """2026-01-01T00:00:00Z"""
 
 
+def _error(code: int) -> ApiError:
+    reason = {404: "NotFound", 409: "Conflict"}.get(code, "x")
+    return ApiError(status=code, reason=reason, message="y", what="z")
+
+
 class _Client:
     def __init__(self) -> None:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.deleted: list[str] = []
-        self.fails: set[str] = set()
+        self.fails: dict[str, int] = {}
+        """Name -> status code of writes about it."""
 
     async def patch(self, resource: Any, name: str, body: bytes, **options: Any) -> bytes:
         assert options["subresource"] == "status"
+        body_uid = msgspec.json.decode(body)["metadata"]["uid"]
+        assert (options["namespace"], body_uid) == ("default", f"uid-{name}")
         if name in self.fails:
-            raise ApiError(status=500, reason="x", message="y", what="z")
+            raise _error(self.fails[name])
         self.patches.append((name, msgspec.json.decode(body)["status"]))
         return b"{}"
 
     async def delete(self, resource: Any, name: str, *, namespace: str, uid: str) -> None:
-        assert uid == f"uid-{name}"
+        assert (namespace, uid) == ("default", f"uid-{name}")
+        if name in self.fails:
+            raise _error(self.fails[name])
         self.deleted.append(name)
 
 
@@ -148,9 +158,10 @@ def test_one_explanation_that_fails_costs_itself_alone() -> None:
     for name in ("a", "b", "c"):
         bed.ask(name)
     del bed.answers["default/a"]
-    bed.client.fails.add("b")
+    bed.client.fails["b"] = 500
     bed.look()
     assert [name for name, _ in bed.client.patches] == ["c"]
+    assert (bed.explanations.faults.count, bed.explanations.writes) == (2, 1)
     bed.client.fails.clear()
     bed.look()
     assert [name for name, _ in bed.client.patches] == ["c", "b"]
@@ -179,3 +190,69 @@ def test_a_turn_ends_after_50_ms_of_answers_and_the_next_goes_on_from_there() ->
     count = len(bed.client.patches)
     bed.look()
     assert len(bed.client.patches) == count + 1
+
+
+@pytest.mark.parametrize("code", [404, 409])
+def test_an_explanation_that_was_deleted_or_edited_meanwhile_is_no_fault(code: int) -> None:
+    bed = _Bed()
+    bed.ask("a")
+    bed.client.fails["a"] = code
+    bed.look()
+    assert (bed.explanations.faults.count, bed.explanations.writes) == (0, 0)
+    # It was not written, so it is written in its next turn.
+    bed.client.fails.clear()
+    bed.look()
+    assert [name for name, _ in bed.client.patches] == ["a"]
+
+
+def test_an_explanation_that_cannot_be_deleted_is_tried_again() -> None:
+    bed = _Bed()
+    bed.ask("a", "1m")
+    bed.now += 60
+    bed.client.fails["a"] = 500
+    bed.look()
+    bed.client.fails.clear()
+    bed.look()
+    assert (bed.client.deleted, bed.client.patches) == (["a"], [])
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_renewal() -> None:
+    bed = _Bed()
+    bed.ask("a")
+    bed.now += 10
+    bed.look()
+    bed.now -= 5
+    bed.look()
+    assert len(bed.client.patches) == 2
+    bed.look()
+    assert len(bed.client.patches) == 2
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_asked_again_under_the_same_name_is_answered_at_once(others: int) -> None:
+    bed = _Bed()
+    bed.ask("a")
+    for number in range(others):
+        bed.ask(f"other{number}")
+    bed.look()
+    asked = bed.asked.pop("default/a")
+    bed.look()
+    bed.asked["default/a"] = asked
+    bed.look()
+    assert [name for name, _ in bed.client.patches].count("a") == 2
+
+
+def test_a_node_that_changes_is_a_new_verdict() -> None:
+    def placed(node: str) -> ScheduleExplanationStatus:
+        found = FeasibleSchedulingResult(namespace="default", name="a", uid="u", node_name=node)
+        attempt = SchedulingAttempt(schedulable=True, feasible_scheduling_result=(found,))
+        details = (DetailedExplanation(), DetailedExplanation(schedule_explanation=attempt))
+        return ScheduleExplanationStatus(schedulable=True, detailed_explanation=details)
+
+    bed = _Bed()
+    bed.ask("a")
+    for node, patches in (("n1", 1), ("n1", 1), ("n2", 2)):
+        bed.answers["default/a"] = placed(node)
+        bed.now += 1
+        bed.look()
+        assert len(bed.client.patches) == patches

@@ -19,6 +19,7 @@ from cluster.scheduler.binding.statuses import (
     UNSCHEDULABLE,
     PodStatus,
     Shown,
+    StatusCounts,
     StatusWriter,
 )
 from tests.beds.apiserver import eventually
@@ -153,6 +154,8 @@ def test_of_what_waits_only_the_newest_is_written() -> None:
         refuse(500, "InternalError"),
         refuse(429, "TooManyRequests"),
         refuse(409, "Conflict"),
+        refuse(408, "Timeout"),
+        refuse(401, "Unauthorized"),
     ],
 )
 def test_a_failed_write_is_repeated(fault: After) -> None:
@@ -167,6 +170,44 @@ def test_a_failed_write_is_repeated(fault: After) -> None:
 
     asyncio.run(run())
     assert len(store.requests) == 2
+
+
+@pytest.mark.parametrize("name", ["gone", "p"])
+def test_a_status_of_a_pod_that_is_gone_or_replaced_is_dropped(name: str) -> None:
+    store = one_pod()
+
+    async def run() -> None:
+        async with writing(store) as writer:
+            writer.submit(replace(STATUS, name=name, uid="before"), Shown())
+            await eventually(lambda: writer.counts == StatusCounts(gone=1))
+            assert writer.waiting == 0
+
+    asyncio.run(run())
+    assert "conditions" not in store.pods["p"]["status"]
+
+
+def test_a_status_that_cannot_be_made_costs_itself_alone() -> None:
+    store = one_pod()
+    asked: list[None] = []
+
+    def now() -> float:
+        asked.append(None)
+        if len(asked) == 1:
+            raise ValueError("a defect")
+        return 0.0
+
+    async def run() -> None:
+        async with serving(store) as client:
+            writer = StatusWriter(client, now=now, at_once=1)
+            running = asyncio.create_task(writer.run())
+            writer.submit(replace(STATUS, name="q"), Shown())
+            writer.submit(STATUS, Shown())
+            await eventually(lambda: writer.counts == StatusCounts(written=1, lost=1))
+            assert writer.faults.count == 1
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_a_newer_status_takes_the_place_of_one_that_failed() -> None:

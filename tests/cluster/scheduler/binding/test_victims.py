@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.scheduler.binding import victims as victims_module
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding.evictor import Evictor
 from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.binding.victims import Victim, evict_victim
@@ -25,8 +25,8 @@ from tests.cluster.scheduler.binding.stored_pods import (
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(victims_module, "_FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(victims_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.01)
     yield
 
 
@@ -53,7 +53,10 @@ def one_pod(*faults: Fault | After | None, uid: str = "u") -> StoredPods:
         ([cut], ["PATCH status", "PATCH status", "DELETE p"]),
         ([None, After(cut)], ["PATCH status", "DELETE p", "PATCH status"]),
         ([None, refuse(500, "X")], ["PATCH status", "DELETE p"] * 2),
-        ([refuse(429, "X")], ["PATCH status", "PATCH status", "DELETE p"]),
+        *(
+            ([refuse(code, "X")], ["PATCH status", "PATCH status", "DELETE p"])
+            for code in (401, 408, 409, 429)
+        ),
     ],
 )
 def test_a_victim_is_marked_and_deleted_whatever_is_lost(
@@ -95,6 +98,7 @@ def test_a_pod_of_the_same_name_that_came_later_is_spared() -> None:
         (refuse(403, "Forbidden", "no"), Why.FORBIDDEN, 1),
         (refuse(422, "Invalid", "no"), Why.INVALID, 1),
         (refuse(500, "InternalError", "no"), Why.FAILING, 6),
+        (refuse(409, "Conflict", "no"), Why.FAILING, 6),
     ],
 )
 def test_a_refusal_has_a_reason(fault: Fault, why: Why, writes: int) -> None:
@@ -128,6 +132,26 @@ def test_evictions_run_in_the_background_and_each_has_one_outcome() -> None:
     assert found["gone"] is None
     refused = [why for why in found.values() if why is not None]
     assert [why.why for why in refused] == [Why.FORBIDDEN]
+
+
+def test_a_defect_in_an_eviction_is_an_outcome_and_counted() -> None:
+    outcomes: list[tuple[Victim, Refused | None]] = []
+
+    def now() -> float:
+        raise ValueError("no clock")
+
+    async def run() -> None:
+        async with serving(one_pod()) as client:
+            evictor = Evictor(client, lambda *both: outcomes.append(both), now=now)
+            evictor.submit(Victim("ns", "p", "u"), "c")
+            assert evictor.in_flight == 1
+            await eventually(lambda: outcomes)
+            assert evictor.faults.count == 1
+
+    asyncio.run(run())
+    assert outcomes == [
+        (Victim("ns", "p", "u"), Refused(Why.FAILING, "ValueError: no clock"))
+    ]  # fmt: skip
 
 
 def test_a_stop_gives_up_evictions_that_wait_for_the_server() -> None:

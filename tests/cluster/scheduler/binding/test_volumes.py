@@ -12,9 +12,10 @@ import pytest
 
 from apis.scheduling_pod import SchedulingPod
 from apis.storage import PersistentVolume, PersistentVolumeClaim
+from cluster.scheduler.binding import pauses
 from cluster.scheduler.binding import volumes as under_test
 from cluster.scheduler.binding.placement import Placement, Refused, Why
-from cluster.scheduler.binding.volumes import VolumeBinder
+from cluster.scheduler.binding.volumes import VolumeBinder, VolumeBindingCounts
 from cluster.scheduler.tables.booking import PlannedVolumes
 from kube.cache import Cache
 from kube.client import ApiError, Client, Unreachable
@@ -159,8 +160,8 @@ async def _until(check: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(under_test, "_LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE_S", 0.002)
     monkeypatch.setattr(under_test, "_LOOK_S", 0.01)
 
 
@@ -168,6 +169,16 @@ def test_claims_are_written_and_bound_before_the_pod() -> None:
     async def scenario(bed: _Bed) -> None:
         bed.binder.submit(_placement(provisions=True))
         await _until(lambda: len(bed.writes) == 2)
+        # Each names the object and the version that it was made for.
+        of_claim = {"namespace": "default", "name": "c", "uid": "uid-c", "resourceVersion": "11"}
+        kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        by_controller = {"pv.kubernetes.io/bound-by-controller": "yes"}
+        of_volume = {"uid": "uid-v", "resourceVersion": "13", "annotations": by_controller}
+        selected = {"uid": "uid-d", "resourceVersion": "12", "annotations": {_SELECTED: "n"}}
+        assert bed.writes == [
+            ("v", {"metadata": of_volume, "spec": {"claimRef": of_claim | kind}}),
+            ("d", {"metadata": selected}),
+        ]
         reference = bed.stored["v"]["spec"]["claimRef"]
         assert (reference["name"], reference["uid"]) == ("c", "uid-c")
         assert bed.stored["v"]["metadata"]["annotations"] == {
@@ -182,11 +193,23 @@ def test_claims_are_written_and_bound_before_the_pod() -> None:
         bed.controller_binds("d", "made")
         await _until(lambda: bed.bound)
         assert bed.refused == []
+        assert bed.binder.counts == VolumeBindingCounts(bound=1)
 
     _play(scenario)
 
 
-@pytest.mark.parametrize("faults", [["before"], ["after"], [409], [503, 503, "after"], [429]])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["before"],
+        ["after"],
+        [409],
+        [503, 503, "after"],
+        # What the server did not take up is no failure, and an absence begins the count again.
+        [429, 401] * 6,
+        [*[503] * 5, "before", *[503] * 5],
+    ],
+)
 def test_a_lost_or_failed_write_has_a_certain_effect(faults: list[str | int]) -> None:
     async def scenario(bed: _Bed) -> None:
         bed.faults.extend(faults)
@@ -340,14 +363,26 @@ def test_claims_that_are_not_bound_in_time_are_named() -> None:
     _play(scenario, timeout=0.1)
 
 
-@pytest.mark.parametrize(("status", "why"), [(500, Why.FAILING), (403, Why.FORBIDDEN)])
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        (500, Why.FAILING),
+        (409, Why.FAILING),
+        (403, Why.FORBIDDEN),
+        (400, Why.INVALID),
+        (422, Why.INVALID),
+        (404, Why.CONFLICT),
+    ],
+)
 def test_a_server_that_refuses_gives_the_node_back(status: int, why: Why) -> None:
     async def scenario(bed: _Bed) -> None:
         bed.faults.extend([status] * 6)
         bed.binder.submit(_placement())
         await _until(lambda: bed.refused)
         assert bed.refused[0].why is why
+        assert bed.refused[0].message.startswith("binding volumes: PersistentVolume v")
         assert bed.bound == []
+        assert bed.binder.counts == VolumeBindingCounts(refused=1)
 
     _play(scenario)
 
@@ -360,3 +395,79 @@ def test_a_server_that_is_away_is_waited_for() -> None:
         assert bed.refused == []
 
     _play(scenario)
+
+
+def test_all_claims_that_are_not_bound_in_time_are_named() -> None:
+    async def scenario(bed: _Bed) -> None:
+        bed.binder.submit(_placement(provisions=True))
+        await _until(lambda: bed.refused)
+        message = "binding volumes: claims are not bound after 0.05 s: default/c, default/d"
+        assert bed.refused == [Refused(Why.FAILING, message)]
+
+    _play(scenario, timeout=0.05)
+
+
+@pytest.mark.parametrize("provisions", [False, True])
+def test_a_claim_that_is_gone_before_the_first_write_is_named(provisions: bool) -> None:
+    async def scenario(bed: _Bed) -> None:
+        name = "d" if provisions else "c"
+        bed.delete(name)
+        bed.binder.submit(_placement(binds=not provisions, provisions=provisions))
+        await _until(lambda: bed.refused)
+        (refused,) = bed.refused
+        assert refused.why is Why.CONFLICT
+        assert "not found" in refused.message and name in refused.message
+        assert bed.writes == []
+
+    _play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted"),
+        ({"metadata": {"annotations": {_SELECTED: "m"}}}, "was given m by another decision"),
+        ({"spec": {"volumeName": "w"}}, "was given w by another decision"),
+    ],
+)
+def test_a_claim_that_another_decided_about_is_not_written(change: Tree, text: str) -> None:
+    async def scenario(bed: _Bed) -> None:
+        bed.change("d", change)
+        bed.binder.submit(_placement(binds=False, provisions=True))
+        await _until(lambda: bed.refused)
+        (refused,) = bed.refused
+        assert refused.why is Why.CONFLICT
+        assert refused.message == f'binding volumes: persistentvolumeclaim "d" {text}'
+        assert bed.writes == []
+
+    _play(scenario)
+
+
+def test_defects_are_outcomes_and_counted() -> None:
+    async def scenario(bed: _Bed) -> None:
+        def broken(volume: str, node: str) -> bool:
+            raise ValueError(f"{volume} {node}")
+
+        def refused(placement: Placement, refused: Refused) -> None:
+            bed.refused.append(refused)
+            raise ValueError("a defect in taking it")
+
+        bed.binder._reaches, bed.binder._refuse = broken, refused
+        bed.binder.submit(_placement())
+        await _until(lambda: bed.writes)
+        bed.show()
+        await _until(lambda: not bed.binder.in_flight)
+        assert bed.refused == [Refused(Why.FAILING, "binding volumes: ValueError: v n")]
+        assert bed.binder.faults.count == 2
+
+    _play(scenario)
+
+
+def test_a_claim_may_take_as_long_as_the_profile_of_its_pod_says() -> None:
+    async def scenario(bed: _Bed) -> None:
+        bed.pod = make_pod("p", schedulerName="other")
+        await _selected(bed)
+        await asyncio.sleep(0.05)
+        assert bed.refused == []
+
+    _play(scenario, timeout=0.01)

@@ -218,6 +218,11 @@ def test_the_charts_arguments() -> None:
             },
         ),
         (
+            "NodeResourcesBalancedAllocation",
+            {"resources": [{"name": "cpu", "weight": 0}, {"name": "a.io/x"}]},
+            {"resources": [{"name": "cpu", "weight": 1}, {"name": "a.io/x", "weight": 1}]},
+        ),
+        (
             "NodeNUMAResource",
             {
                 "defaultCPUBindPolicy": "",

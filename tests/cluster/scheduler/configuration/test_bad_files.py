@@ -14,7 +14,13 @@ from apis.errors import InputErrors
 from apis.fields import get_field, parse_dotted
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.configuration.strict import MOST_PROBLEMS
-from tests.cluster.scheduler.configuration.bad_files import BAD, LEASE, extender, plugins
+from tests.cluster.scheduler.configuration.bad_files import (
+    BAD,
+    LEASE,
+    configured,
+    extender,
+    plugins,
+)
 from tests.cluster.scheduler.configuration.files import (
     Tree,
     chart_file,
@@ -257,3 +263,224 @@ def test_a_password_in_a_url_is_not_repeated_in_the_error() -> None:
     (error,) = errors_of(extender(urlPrefix="https://user:secret@host:8443/x"))
     assert "https://...@host:8443" in str(error)
     assert "secret" not in str(error)
+
+
+_ARGS = "profiles[0].pluginConfig[0].args"
+_STRATEGY = {"type": "MostAllocated", "resources": [{"name": "a b"}]}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "members", "fields"),
+    [
+        ("LoadAwareScheduling", {"usageThresholds": {"a b": 1}}, ['usageThresholds["a b"]']),
+        (
+            "LoadAwareScheduling",
+            {"resourceWeights": {"a b": 1}, "estimatedScalingFactors": {"a b": 1}},
+            ['resourceWeights["a b"]', 'estimatedScalingFactors["a b"]'],
+        ),
+        (
+            "LoadAwareScheduling",
+            {"prodUsageThresholds": {"a b": 1}},
+            ['prodUsageThresholds["a b"]'],
+        ),
+        (
+            "LoadAwareScheduling",
+            {"aggregated": {"usageThresholds": {"a b": 1}}},
+            ['aggregated.usageThresholds["a b"]'],
+        ),
+        (
+            "LoadAwareScheduling",
+            {"supportedResources": ["cpu", "a b"]},
+            ["supportedResources[1]"],
+        ),
+        ("ElasticQuota", {"defaultQuotaGroupMax": {"a b": 1}}, ['defaultQuotaGroupMax["a b"]']),
+        ("ElasticQuota", {"systemQuotaGroupMax": {"a b": 1}}, ['systemQuotaGroupMax["a b"]']),
+        (
+            "NodeResourcesFitPlus",
+            {"resources": {"a b": {"type": "MostAllocated", "weight": 1}}},
+            ['resources["a b"]'],
+        ),
+        ("ScarceResourceAvoidance", {"resources": ["cpu", "a b"]}, ["resources[1]"]),
+        (
+            "DeviceShare",
+            {"gpuSharedResourceTemplatesConfig": {"matchedResources": ["a b"]}},
+            ["gpuSharedResourceTemplatesConfig.matchedResources[0]"],
+        ),
+        ("DeviceShare", {"scoringStrategy": _STRATEGY}, ["scoringStrategy.resources[0].name"]),
+        ("NodeNUMAResource", {"scoringStrategy": _STRATEGY}, ["scoringStrategy.resources[0].name"]),
+        (
+            "NodeNUMAResource",
+            {"numaScoringStrategy": _STRATEGY},
+            ["numaScoringStrategy.resources[0].name"],
+        ),
+        ("NodeResourcesFit", {"scoringStrategy": _STRATEGY}, ["scoringStrategy.resources[0].name"]),
+        (
+            "NodeResourcesBalancedAllocation",
+            {"resources": [{"name": "cpu"}, {"name": "a b"}]},
+            ["resources[1].name"],
+        ),
+        (
+            "NodeResourcesFit",
+            {"ignoredResourceGroups": ["ok", "a b"]},
+            ["ignoredResourceGroups[1]"],
+        ),
+        ("NodeResourcesFit", {"ignoredResources": ["cpu", "a b"]}, ["ignoredResources[1]"]),
+        ("Reservation", {"ignoredResourceGroups": ["a.io", "a/b"]}, ["ignoredResourceGroups[1]"]),
+        ("Reservation", {"ignoredResources": ["a.io/x", "a b"]}, ["ignoredResources[1]"]),
+        (
+            "Reservation",
+            {"preAllocationConfig": {"clusterPriorityAnnotationKey": "a b"}},
+            ["preAllocationConfig.clusterPriorityAnnotationKey"],
+        ),
+        (
+            "Reservation",
+            {"minCandidateNodesPercentage": 0, "minCandidateNodesAbsolute": 0},
+            ["minCandidateNodesPercentage"],
+        ),
+    ],
+)
+def test_every_name_of_a_resource_is_checked_where_it_stands(
+    plugin: str, members: Tree, fields: list[str]
+) -> None:
+    errors = errors_of(configured(plugin, **members))
+    assert [error.field for error in errors] == [f"{_ARGS}.{field}" for field in fields]
+    named = [error.value for error in errors if error.value != "0"]
+    assert set(named) <= {"a b", "a/b"}
+
+
+def _affinity(*terms: Tree, preferred: tuple[Tree, ...] = ()) -> Tree:
+    required = {"nodeSelectorTerms": list(terms)}
+    return {
+        "addedAffinity": {
+            **({"requiredDuringSchedulingIgnoredDuringExecution": required} if terms else {}),
+            "preferredDuringSchedulingIgnoredDuringExecution": list(preferred),
+        }
+    }
+
+
+def _expression(operator: str, *values: str) -> Tree:
+    return {"matchExpressions": [{"key": "a", "operator": operator, "values": list(values)}]}
+
+
+def _field(key: str, operator: str, *values: str) -> Tree:
+    return {"matchFields": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "members"),
+    [
+        ("DefaultPreemption", {"minCandidateNodesPercentage": 0, "minCandidateNodesAbsolute": 1}),
+        ("DefaultPreemption", {"minCandidateNodesPercentage": 1, "minCandidateNodesAbsolute": 0}),
+        ("Reservation", {"minCandidateNodesPercentage": 0, "minCandidateNodesAbsolute": 1}),
+        # On nodes all names can be ignored, in reservations those of extended resources.
+        ("NodeResourcesFit", {"ignoredResources": ["cpu"], "ignoredResourceGroups": ["k8s"]}),
+        ("NodeResourcesFit", {"ignoredResourceGroups": ["kubernetes.io"]}),
+        ("Reservation", {"ignoredResources": ["a.io/x"], "ignoredResourceGroups": ["a.io"]}),
+        ("ElasticQuota", {"defaultQuotaGroupMax": {"cpu": 0}}),
+        (
+            "PodTopologySpread",
+            {
+                "defaultingType": "List",
+                "defaultConstraints": [
+                    {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": when}
+                    for key in ("zone", "rack")
+                    for when in ("DoNotSchedule", "ScheduleAnyway")
+                ],
+            },
+        ),
+        ("NodeAffinity", _affinity(_expression("In", "x", "y"), _expression("NotIn", "x"))),
+        ("NodeAffinity", _affinity(_expression("Exists"), _expression("DoesNotExist"))),
+        ("NodeAffinity", _affinity(_expression("Gt", "-1"), _expression("Lt", "2"))),
+        ("NodeAffinity", _affinity(_field("metadata.name", "NotIn", "n"))),
+        (
+            "NodeAffinity",
+            _affinity(
+                preferred=tuple(
+                    {"weight": weight, "preference": _expression("Exists")} for weight in (1, 100)
+                )
+            ),
+        ),
+        (
+            "NodeResourcesFit",
+            {
+                "scoringStrategy": {
+                    "type": "RequestedToCapacityRatio",
+                    "requestedToCapacityRatio": {
+                        "shape": [{"utilization": n, "score": 10 - n} for n in (0, 1, 10)]
+                    },
+                }
+            },
+        ),
+    ],
+)
+def test_what_stands_at_a_bound_can_be_used(plugin: str, members: Tree) -> None:
+    assert errors_of(configured(plugin, **members)) == ()
+
+
+@pytest.mark.parametrize(
+    ("term", "field", "problem"),
+    [
+        (_expression("NotIn"), "matchExpressions[0].values", "NotIn takes at least one value"),
+        (_expression("DoesNotExist", "x"), "matchExpressions[0].values", "takes no values"),
+        (_expression("Lt"), "matchExpressions[0].values", "Lt takes one value"),
+        (_expression("Gt", "1", "2"), "matchExpressions[0].values", "Gt takes one value"),
+        (_expression("In", "x", "a b"), "matchExpressions[0].values[1]", "letters"),
+        (_field("metadata.name", "Exists", "n"), "matchFields[0].operator", "one of In, NotIn"),
+        (_field("metadata.name", "In"), "matchFields[0].values", "expected one name"),
+        (_field("metadata.name", "In", "n", "m"), "matchFields[0].values", "expected one name"),
+    ],
+)
+@pytest.mark.parametrize("preferred", [False, True])
+def test_a_term_is_checked_as_that_of_a_pod(
+    term: Tree, field: str, problem: str, preferred: bool
+) -> None:
+    weighted = ({"weight": 100, "preference": term},)
+    members = _affinity(preferred=weighted) if preferred else _affinity(term)
+    errors = errors_of(
+        file(profiles=[{"pluginConfig": [{"name": "NodeAffinity", "args": members}]}])
+    )
+    place = (
+        "preferredDuringSchedulingIgnoredDuringExecution[0].preference"
+        if preferred
+        else "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+    )
+    assert [error.field for error in errors] == [f"{_ARGS}.addedAffinity.{place}.{field}"]
+    assert problem in errors[0].problem
+
+
+@pytest.mark.parametrize("weight", [0, 101])
+def test_the_weight_of_a_preferred_term_has_bounds(weight: int) -> None:
+    members = _affinity(preferred=({"weight": weight, "preference": _expression("Exists")},))
+    errors = errors_of(
+        file(profiles=[{"pluginConfig": [{"name": "NodeAffinity", "args": members}]}])
+    )
+    assert [error.field.rpartition(".")[2] for error in errors] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/", "http://", "http:///path", "//host/", "host", "", "file:///x"]
+)
+def test_an_extender_needs_a_url_with_scheme_and_host(url: str) -> None:
+    (error,) = errors_of(extender(urlPrefix=url))
+    assert (error.field, error.value) == ("extenders[0].urlPrefix", url)
+
+
+@pytest.mark.parametrize(
+    ("settings_of_tls", "field"),
+    [
+        ({"insecure": True, "caData": "QQ=="}, "insecure"),
+        ({"keyFile": "/k"}, "certFile"),
+        ({"certData": "QQ=="}, "certFile"),
+        ({"keyData": "QQ=="}, "certFile"),
+        ({"certData": "!", "keyFile": "/k"}, "certData"),
+        ({"certFile": "/c", "keyData": "!"}, "keyData"),
+        ({"insecure": True}, None),
+        ({"caFile": "/ca", "certData": "QQ==", "keyFile": "/k"}, None),
+        ({"caData": "QQ==", "certFile": "/c", "keyData": "QQ=="}, None),
+    ],
+)
+def test_the_certificates_of_an_extender_fit_together(
+    settings_of_tls: Tree, field: str | None
+) -> None:
+    found = fields_of(extender(tlsConfig=settings_of_tls))
+    assert found == ([] if field is None else [f"extenders[0].tlsConfig.{field}"])

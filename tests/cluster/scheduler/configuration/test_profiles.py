@@ -267,7 +267,7 @@ def slowly(point: Point, plugins: Tree) -> list[str]:
     """The reference, one plugin at a time."""
     multi = plugins.get("multiPoint", {})
     off = [each["name"] for each in multi.get("disabled", [])]
-    defaults = [name for name, _ in DEFAULT_MULTI_POINT]
+    defaults = list(DEFAULT_MULTI_POINT)
     everywhere = [] if "*" in off else [name for name in defaults if name not in off]
     for each in multi.get("enabled", []):
         if each["name"] not in everywhere:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.scheduler.serving.access import Access, AccessSettings, User, user_of
+from cluster.scheduler.serving.access import Access, AccessSettings, User, reviewed_path, user_of
 from kube.client import Client, Unreachable
 from service.http_server import Peer, Request, Response
 
@@ -159,3 +159,18 @@ def test_a_certificate_without_a_name_is_no_user() -> None:
     assert user_of({}) is None
     assert user_of({"subject": ((("organizationName", "system:masters"),),)}) is None
     assert user_of(_OPERATOR) == User("operator", ("ops", "system:authenticated"))
+
+
+@pytest.mark.parametrize(
+    ("path", "reviewed"),
+    [
+        ("/apis", "/debug/apis"),
+        ("/apis/v1/nodes/n", "/debug/apis/v1/nodes/n"),
+        ("/apis2", "/apis2"),
+        ("/metrics", "/metrics"),
+    ],
+)
+def test_the_state_needs_another_right_than_the_api_servers_list_of_kinds(
+    path: str, reviewed: str
+) -> None:
+    assert reviewed_path(path) == reviewed

@@ -220,6 +220,8 @@ def test_reservations_of_a_node_show_what_is_left_of_them(process: SchedulerProc
         ("/apis/v1", "no such path"),
         ("/apis/v1/plugins/DeviceShare/nodeDeviceSummaries/n1", "has no Device"),
         ("/apis/v1/plugins/Coscheduling/gang/default/absent", "is not known"),
+        ("/apis/v1/pods/default/absent", "pod 'default/absent' is not known"),
+        ("/apis/v1/plugins/ElasticQuota/quotas/absent", "quota 'absent' is not known"),
         ("/apis/v2/nodes/n0", "not found"),
         ("/apis/v1/nodes/" + "x" * 5000, "is not known"),
     ],
@@ -237,6 +239,7 @@ def test_only_the_leader_answers_and_only_to_get(process: SchedulerProcess) -> N
     )
     status, _ = _get(process, "/apis/v1/nodes/n0", method="DELETE")
     assert status == 405
+    assert _get(process, "/apis/v1/nodes/n0", method="HEAD")[0] == 200
 
 
 def test_every_listed_service_answers(process: SchedulerProcess) -> None:

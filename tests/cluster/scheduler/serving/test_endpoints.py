@@ -20,8 +20,14 @@ from cluster.flags import FlagError
 from cluster.scheduler.configuration.flags import parse
 from cluster.scheduler.configuration.reading import default_configuration
 from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.access import AccessSettings
 from cluster.scheduler.serving.certificates import ServingTls
-from cluster.scheduler.serving.endpoints import Endpoints
+from cluster.scheduler.serving.endpoints import (
+    Endpoints,
+    access_settings,
+    batched,
+    is_this_machine,
+)
 from kube.certificates import make_certificates
 from kube.connection import Connection
 from kube.kept_client import KeptClient
@@ -470,3 +476,60 @@ def test_the_addresses_of_the_ports_are_known() -> None:
         assert endpoints.addresses == [f"http://127.0.0.1:{plain}", f"https://[::1]:{secure}"]
 
     _play(scenario, "--address=127.0.0.1", "--bind-address=::1")
+
+
+def test_the_checks_of_the_health_pages_have_kube_schedulers_names() -> None:
+    shown: dict[str, list[str]] = {}
+
+    async def scenario(endpoints: Endpoints, plain: int, secure: int) -> None:
+        endpoints._process.ready = True
+        for page in ("healthz", "livez", "readyz"):
+            found = endpoints.health.page(Request("GET", f"/{page}", {"verbose": ""}, b""))
+            assert found is not None and found.status == 200
+            shown[page] = found.body.decode().splitlines()
+
+    _play(scenario)
+    assert shown == {
+        "healthz": ["[+]leaderElection ok", "healthz check passed"],
+        "livez": ["[+]ping ok", "livez check passed"],
+        "readyz": [
+            *(f"[+]{name} ok" for name in ("leaderElection", "shutdown", "rights")),
+            "[+]sched-handler-sync ok",
+            "readyz check passed",
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_this_machine_is_whoever_uses_a_loopback_address(address: str, here: bool) -> None:
+    assert is_this_machine(Peer(address, {})) is here
+
+
+def test_access_to_the_secure_port_follows_the_flags() -> None:
+    assert access_settings(
+        parse(
+            [
+                "--authorization-always-allow-paths=/healthz,/x/*",
+                "--authentication-token-webhook-cache-ttl=1s",
+                "--authorization-webhook-cache-authorized-ttl=2s",
+                "--authorization-webhook-cache-unauthorized-ttl=3s",
+            ]
+        )
+    ) == AccessSettings(("/healthz", "/x/*"), token_s=1.0, allowed_s=2.0, denied_s=3.0)
+    assert access_settings(parse([])) == AccessSettings()
+
+
+def test_lines_are_sent_in_pieces_of_a_bounded_size() -> None:
+    assert list(batched(map(str, range(5)), 2)) == [["0", "1"], ["2", "3"], ["4"]]
+    assert list(batched([], 2)) == []

@@ -23,8 +23,10 @@ from cluster.scheduler.cycle.timings import (
     UNSCHEDULABLE,
 )
 from cluster.scheduler.process import SchedulerProcess
+from cluster.scheduler.serving.client_metrics import work_queue_lines
 from kube.cache import Change, Event
 from kube.faults import Faults
+from kube.queue import WorkQueue
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.serving.exercised import LINE, decide, new_process
 
@@ -137,6 +139,48 @@ def test_requests_and_work_queues_are_shown(process: SchedulerProcess) -> None:
         'workqueue_adds_total{name="quota statuses"} 0',
     ):
         assert line in lines, line
+
+
+def test_a_work_queue_shows_what_is_due_repeated_and_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, idle = WorkQueue("busy"), WorkQueue("idle")
+    queue.counts.adds, queue.counts.retries = 5, 2
+    queue.counts.waited.observe(0.5)
+    queue.counts.worked.observe(5.0)
+    monkeypatch.setattr(queue, "running", lambda: (1.5, 4.0))
+    lines = "".join(work_queue_lines((queue, idle))).splitlines()
+    shown = [line for line in lines if not line.startswith("#") and "_bucket" not in line]
+    assert shown == [
+        'workqueue_adds_total{name="busy"} 5',
+        'workqueue_adds_total{name="idle"} 0',
+        'workqueue_retries_total{name="busy"} 2',
+        'workqueue_retries_total{name="idle"} 0',
+        'workqueue_depth{name="busy"} 0',
+        'workqueue_depth{name="idle"} 0',
+        'workqueue_unfinished_work_seconds{name="busy"} 5.5',
+        'workqueue_unfinished_work_seconds{name="idle"} 0',
+        'workqueue_longest_running_processor_seconds{name="busy"} 4',
+        'workqueue_longest_running_processor_seconds{name="idle"} 0',
+        'workqueue_queue_duration_seconds_sum{name="busy"} 0.5',
+        'workqueue_queue_duration_seconds_count{name="busy"} 1',
+        'workqueue_queue_duration_seconds_sum{name="idle"} 0',
+        'workqueue_queue_duration_seconds_count{name="idle"} 0',
+        'workqueue_work_duration_seconds_sum{name="busy"} 5',
+        'workqueue_work_duration_seconds_count{name="busy"} 1',
+        'workqueue_work_duration_seconds_sum{name="idle"} 0',
+        'workqueue_work_duration_seconds_count{name="idle"} 0',
+    ]
+    kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert kinds == {
+        "workqueue_adds_total": "counter",
+        "workqueue_retries_total": "counter",
+        "workqueue_depth": "gauge",
+        "workqueue_unfinished_work_seconds": "gauge",
+        "workqueue_longest_running_processor_seconds": "gauge",
+        "workqueue_queue_duration_seconds": "histogram",
+        "workqueue_work_duration_seconds": "histogram",
+    }
 
 
 def test_a_reservation_shows_its_phase_and_how_full_it_is(process: SchedulerProcess) -> None:

@@ -33,4 +33,8 @@ def test_amounts_have_the_units_of_their_resources() -> None:
 def test_a_pod_that_has_ended_is_left_out() -> None:
     pod = make_pod("a", requests={"cpu": "1"})
     ended = type(pod)(metadata=pod.metadata, spec=pod.spec, status=type(pod.status)(phase="Failed"))
-    assert not [line for line in pod_lines((ended,), Shapes().of) if not line.startswith("#")]
+    running = make_pod("b", requests={"example.com/none": "0", "cpu": "1"})
+    lines = [line for line in pod_lines((ended, running), Shapes().of) if line[0] != "#"]
+    # An amount of 0 is left out as well, and hides no other.
+    (line,) = lines
+    assert 'pod="b"' in line and 'resource="cpu"' in line

@@ -126,3 +126,20 @@ def test_problems_of_a_pod_end_with_it(ends: str) -> None:
     else:
         bed.follow(pod(labels={}))
     assert not bed.pods.problems
+
+
+@pytest.mark.parametrize(("text", "order"), [(None, 0), ("", 0), ("7", 7), ("-7", -7)])
+def test_a_label_orders_such_pods(text: str | None, order: int) -> None:
+    bed = Bed()
+    label = {} if text is None else {"scheduling.koordinator.sh/reservation-order": text}
+    assert bed.follow(pod(labels=MODE | label))
+    facts = bed.table.get("u")
+    assert facts is not None
+    assert (facts.order, facts.labels) == (order, MODE | label)
+
+
+def test_an_order_that_cannot_be_read_is_named_with_its_pod() -> None:
+    bed = Bed()
+    bed.follow(pod(labels=MODE | {"scheduling.koordinator.sh/reservation-order": "first"}))
+    assert bed.pods.problems["u"].startswith("Pod default/p: ")
+    assert bed.table.get("u") is None

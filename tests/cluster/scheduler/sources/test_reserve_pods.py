@@ -10,12 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.core import pod_requests
-from apis.keys import ANNOTATION_RESERVE_POD
+from apis.keys import (
+    ANNOTATION_IS_PRE_ALLOCATION,
+    ANNOTATION_RESERVATION_NODE,
+    ANNOTATION_RESERVE_POD,
+    LABEL_PRE_ALLOCATION_REQUIRED,
+)
 from apis.meta import LabelSelectorRequirement
 from apis.quantity import ZERO, parse_quantity
+from apis.scheduling import ReservationOwner
 from apis.scheduling_pod import NodeSelectorRequirement, SchedulingPod
 from cluster.scheduler.sources.objects import kept_pod
 from cluster.scheduler.sources.reserve_pods import read_reserve_pod
+from cluster.scheduler.tables.reservations import pre_allocation
 from tests.cluster.scheduler.sources.reserve_pod_making import read, reservation, template
 
 DEVICES = "scheduling.koordinator.sh/device-allocated"
@@ -264,3 +271,109 @@ def test_label_keys_of_affinity_terms_mean_the_labels_of_the_reserve_pod() -> No
     assert read_term.label_selector.match_expressions == (
         LabelSelectorRequirement(key="version", operator="In", values=("1",)),
     )
+
+
+def test_priority_is_that_of_the_template_its_label_the_reservations_label_or_the_highest() -> None:
+    label = {"koordinator.sh/priority": "7"}
+    of_template = template(metadata={"labels": label})
+    assert read(of_template).pod.spec.priority == 7
+    own = {"labels": {"koordinator.sh/priority": "8"}}
+    assert read(of_template, metadata=own).pod.spec.priority == 8
+    for text in ("2147483648", "x", "1.0", "--1"):
+        found = read(template(), metadata={"labels": {"koordinator.sh/priority": text}})
+        (problem,) = found.problems
+        assert (problem.field, problem.value) == (
+            'metadata.labels["koordinator.sh/priority"]', text
+        )  # fmt: skip
+        assert found.pod.spec.priority == 2**31 - 1
+
+
+def test_a_pinned_template_keeps_what_it_prefers_and_an_empty_demand_goes_nowhere() -> None:
+    term = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+    preference = {"weight": 1, "preference": term}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}
+    no_terms: dict[str, Any] = {"nodeSelectorTerms": []}
+    nowhere = {"requiredDuringSchedulingIgnoredDuringExecution": no_terms}
+    for rules, terms, preferences in ((preferred, 1, 1), (nowhere, 0, 0)):
+        spec = {"nodeName": "n1", "affinity": {"nodeAffinity": rules}}
+        found = read(template(spec=spec)).pod
+        assert found.spec.affinity is not None and found.spec.affinity.node_affinity is not None
+        wanted = found.spec.affinity.node_affinity
+        assert wanted.required is not None
+        assert len(wanted.required.node_selector_terms) == terms
+        assert len(wanted.preferred) == preferences
+        assert found.metadata.annotations[ANNOTATION_RESERVATION_NODE] == "n1"
+    assert read(template()).pod.spec.affinity is None
+    assert ANNOTATION_RESERVATION_NODE not in read(template()).pod.metadata.annotations
+
+
+@pytest.mark.parametrize(
+    ("policy", "cluster", "multiple"),
+    [
+        (None, False, False),
+        ({"mode": "Default", "enableMultiple": True}, False, True),
+        ({"mode": "Cluster"}, True, False),
+    ],
+)
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_a_reservation_that_takes_over_room_says_how_until_it_has_a_node(
+    policy: dict[str, Any] | None, cluster: bool, multiple: bool, required: str
+) -> None:
+    members: dict[str, Any] = {
+        "preAllocation": True,
+        "allocatePolicy": "Restricted",
+        "owners": [{"labelSelector": {"matchLabels": {"app": "a"}}}],
+        "metadata": {"labels": {LABEL_PRE_ALLOCATION_REQUIRED: required}},
+    }
+    if policy is not None:
+        members["preAllocationPolicy"] = policy
+    found = read(template(), **members)
+    assert found.problems == ()
+    marks = found.pod.metadata.annotations
+    assert marks[ANNOTATION_IS_PRE_ALLOCATION] == "true"
+    assert marks[pre_allocation.ANNOTATION] == pre_allocation.text_of(
+        pre_allocation.PreAllocation(
+            name="r",
+            owners=(ReservationOwner(),) if cluster else found.reservation.spec.owners,
+            taints=(),
+            cluster=cluster,
+            multiple=multiple,
+            required=required == "true",
+        )
+    )
+    status = {"phase": "Available", "nodeName": "n"}
+    kept = read(template(), **members, status=status).pod.metadata.annotations
+    assert ANNOTATION_IS_PRE_ALLOCATION not in kept and pre_allocation.ANNOTATION not in kept
+    members["preAllocation"] = False
+    assert ANNOTATION_IS_PRE_ALLOCATION not in read(template(), **members).pod.metadata.annotations
+
+
+@pytest.mark.parametrize(
+    ("members", "field", "value"),
+    [
+        ({"owners": []}, "spec.owners", "[]"),
+        ({"ttl": None}, "spec", ""),
+        ({"ttl": "x"}, "spec.ttl", "x"),
+        ({"ttl": None, "expires": "x"}, "spec.expires", "x"),
+        (
+            {"preAllocation": True, "allocatePolicy": ""}, "spec.allocatePolicy", ""
+        ),
+        ({"preAllocationPolicy": {"mode": "All"}}, "spec.preAllocationPolicy.mode", "All"),
+        ({"template": 7}, "spec.template", "7"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_field_and_value(
+    members: dict[str, Any], field: str, value: str
+) -> None:
+    (problem,) = read(**{"template": template(), **members}).problems
+    assert (problem.obj, problem.field, problem.value) == ("Reservation r", field, value)
+
+
+def test_a_reservation_ends_after_a_time_or_at_a_moment() -> None:
+    for ttl in ("24h", None):
+        assert read(template(), ttl=ttl, expires="2026-01-01T00:00:00Z").problems == ()
+
+
+@pytest.mark.parametrize("policy", [{}, {"mode": ""}, {"mode": "Default"}, {"mode": "Cluster"}])
+def test_the_modes_of_a_pre_allocation(policy: dict[str, Any]) -> None:
+    assert read(template(), preAllocationPolicy=policy).problems == ()

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from apis.core import Condition
+from apis.quantity import Quantity
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.cycle.events import Action
-from cluster.scheduler.sources.bookings import booking_of
+from cluster.scheduler.sources.bookings import booking_of, reservation_of
 from cluster.scheduler.sources.cluster import node_actions, pod_actions
-from cluster.scheduler.sources.objects import kept_node, kept_pod
+from cluster.scheduler.sources.objects import int32_of, kept_node, kept_pod
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -163,3 +164,127 @@ def test_a_booking_starts_when_its_pod_was_scheduled(
     pod = msgspec.structs.replace(pod, metadata=created, status=with_conditions)
     booking = booking_of(pod, Shapes().of(pod)).booking
     assert (booking.start, booking.initialized) == (start, initialized)
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ({"persistentVolumeClaim": {"claimName": "c"}}, True),
+        ({"image": {"reference": "r"}}, True),
+        ({"ephemeral": {"volumeClaimTemplate": {}}}, True),
+        ({"gcePersistentDisk": {"pdName": "d"}}, True),
+        ({"awsElasticBlockStore": {"volumeID": "d"}}, True),
+        ({"iscsi": {"targetPortal": "t", "iqn": "i", "lun": 0}}, True),
+        ({"rbd": {"monitors": ["m"], "image": "i"}}, True),
+        ({"emptyDir": {}}, False),
+        ({"configMap": {"name": "c"}}, False),
+        ({"hostPath": {"path": "/"}}, False),
+    ],
+)
+def test_only_volumes_that_a_plugin_looks_at_are_kept(
+    source: dict[str, object], kept: bool
+) -> None:
+    pod = kept_pod(make_pod("p", volumes=[{"name": "v", **source}]))
+    assert [volume.name for volume in pod.spec.volumes] == (["v"] if kept else [])
+
+
+def test_what_scheduling_never_reads_of_a_pod_is_not_kept() -> None:
+    container = {
+        "name": "c",
+        "resources": {"requests": {"cpu": "1"}},
+        "volumeMounts": [{"name": "v", "mountPath": "/"}],
+    }
+    old = {"koordinator.sh/batch-cpu": "1"}
+    pod = make_pod(
+        "p", containers=[container], initContainers=[container], overhead=old,
+        annotations={f"{_PREFIX}/reserve-pod": "true", "a": "b"}, schedulerName="s",
+    )  # fmt: skip
+    status = msgspec.structs.replace(
+        pod.status, message="m", host_ip="1", pod_ip="2", pod_ips=(), phase="Running"
+    )
+    meta = msgspec.structs.replace(pod.metadata, finalizers=("f",))
+    kept = kept_pod(msgspec.structs.replace(pod, metadata=meta, status=status))
+    assert kept.metadata == msgspec.structs.replace(
+        pod.metadata, finalizers=(), annotations={"a": "b"}
+    )
+    assert kept.status == msgspec.structs.replace(pod.status, phase="Running")
+    for part in (kept.spec.containers, kept.spec.init_containers):
+        assert [(each.name, each.volume_mounts) for each in part] == [("c", ())]
+        assert part[0].resources.requests == {"cpu": Quantity.of(1)}
+    assert list(kept.spec.overhead) == ["kubernetes.io/batch-cpu"]
+    assert kept.spec.scheduler_name == "s"
+
+
+@pytest.mark.parametrize(("size", "kept"), [(64 * 1024, True), (64 * 1024 + 1, False)])
+def test_an_annotation_has_at_most_64_kib(size: int, kept: bool) -> None:
+    pod = kept_pod(make_pod("p", annotations={"a": "x" * size}))
+    assert ("a" in pod.metadata.annotations) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("-7", -7),
+        ("2147483647", 2**31 - 1),
+        ("-2147483648", -(2**31)),
+        ("2147483648", None),
+        ("-2147483649", None),
+        ("", None),
+        ("+1", None),
+        ("1.5", None),
+        (" 1", None),
+        ("\u0661", None),
+        ("12345678901", None),
+    ],
+)
+def test_a_priority_in_a_label_is_a_whole_number_of_32_bits(text: str, number: int | None) -> None:
+    assert int32_of(text) == number
+
+
+def test_conditions_and_addresses_of_a_node_are_not_kept() -> None:
+    node = make_node("n")
+    status = msgspec.structs.replace(
+        node.status, conditions=(_condition(),), capacity=node.status.allocatable
+    )
+    kept = kept_node(msgspec.structs.replace(node, status=status))
+    assert kept.status == msgspec.structs.replace(node.status, capacity={})
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "uid"),
+    [
+        ('{"name":"r","uid":"u"}', "n", "u"),
+        ('{"name":"r"}', "n", ""),
+        ('{"uid":"u"}', "", ""),
+        ("[", "n", ""),
+        ("", "n", ""),
+        (None, "n", ""),
+    ],
+)
+def test_the_reservation_of_a_bound_pod_is_what_its_annotation_names(
+    text: str | None, node: str, uid: str
+) -> None:
+    key = f"{_PREFIX}/reservation-allocated"
+    pod = make_pod("p", node=node, annotations={} if text is None else {key: text})
+    assert reservation_of(pod) == uid
+    booking = booking_of(pod, Shapes().of(pod)).booking
+    if node:
+        assert booking.allocation.reservation == uid
+
+
+def test_a_booking_has_what_its_annotations_record() -> None:
+    pod = make_pod(
+        "p",
+        node="n",
+        annotations={
+            f"{_PREFIX}/resource-status": '{"cpuset":"0-1"}',
+            f"{_PREFIX}/device-allocated": "{",
+        },
+    )
+    meta = msgspec.structs.replace(pod.metadata, deletion_timestamp="1970-01-01T00:01:40Z")
+    read = booking_of(msgspec.structs.replace(pod, metadata=meta), Shapes().of(pod))
+    assert str(read.booking.allocation.cpus) == "0-1"
+    assert (read.booking.key, read.booking.uid) == ("default/p", "uid-default-p")
+    assert (read.booking.terminating, read.booking.ends) == (True, 100.0)
+    assert [problem.obj for problem in read.problems] == ["Pod default/p"]

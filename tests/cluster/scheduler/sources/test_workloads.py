@@ -102,3 +102,25 @@ def test_the_selector_of_a_pods_workload(
     selector: LabelSelector | None,
 ) -> None:
     assert _workloads(*objects).selector_of(pod) == selector
+
+
+def test_an_owner_that_controls_nothing_hides_no_other() -> None:
+    pod = _pod("ReplicaSet")
+    meta = pod.metadata
+    other = msgspec.structs.replace(meta.owner_references[0], name="x", controller=False)
+    owners = (other, *meta.owner_references)
+    pod = msgspec.structs.replace(
+        pod, metadata=msgspec.structs.replace(meta, owner_references=owners)
+    )
+    workloads = _workloads(("ReplicaSet", "w", {"selector": {"matchLabels": _WEB}}))
+    assert workloads.selector_of(pod) == LabelSelector(match_labels=_WEB)
+
+
+def test_the_objects_of_all_namespaces_are_followed() -> None:
+    resources = [cache.resource for cache in _workloads().caches]
+    assert [(each.path(), each.kind, each.namespaced) for each in resources] == [
+        ("/api/v1/services", "Service", True),
+        ("/api/v1/replicationcontrollers", "ReplicationController", True),
+        ("/apis/apps/v1/replicasets", "ReplicaSet", True),
+        ("/apis/apps/v1/statefulsets", "StatefulSet", True),
+    ]
