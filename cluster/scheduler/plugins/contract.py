@@ -157,6 +157,15 @@ class Score(Protocol):
         ...
 
 
+class OfRowAlone:
+    """A filter or score whose result for a row changes only when this row does."""
+
+    __slots__ = ()
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+
 class OfNodeAlone:
     """A filter or score whose result for a row follows from the Node object alone.
 

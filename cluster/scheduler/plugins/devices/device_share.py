@@ -31,6 +31,7 @@ from cluster.scheduler.exact.devices.records import (
 from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Mask,
+    OfRowAlone,
     Reason,
     Restored,
     Scores,
@@ -79,7 +80,7 @@ MOST_MODELS: Final = 32
 mask has 62 bits."""
 
 
-class DeviceShareFilter(AppliesByShape):
+class DeviceShareFilter(AppliesByShape, OfRowAlone):
     """Holds back nodes that cannot give the devices."""
 
     name = NAME
@@ -98,9 +99,6 @@ class DeviceShareFilter(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return requested(pod) is not None
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         models = [
@@ -344,7 +342,7 @@ def _by_partition(
     return mask
 
 
-class DeviceShareScore(AppliesByShape):
+class DeviceShareScore(AppliesByShape, OfRowAlone):
     """Ranks nodes by how full their devices of the requested types would be, summed over types."""
 
     name = NAME
@@ -355,9 +353,6 @@ class DeviceShareScore(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return isinstance(pod.derived(device_request), DeviceRequest)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         slots = self._devices.slots(rows)

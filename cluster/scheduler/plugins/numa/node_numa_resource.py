@@ -24,6 +24,7 @@ from cluster.scheduler.exact.numa import Hints, Placement, allocate
 from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.plugins.contract import (
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
@@ -105,7 +106,7 @@ class HintProvider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeNUMAResource(ScoredAsIs):
+class NodeNUMAResource(ScoredAsIs, OfRowAlone):
     """Admission, Filter, Score and Allocator.
 
     others: aligned together with CPUs and memory. restored: reserved room counts for a pod that may
@@ -151,9 +152,6 @@ class NodeNUMAResource(ScoredAsIs):
             or self.table.any_policy
             or ANNOTATION_RESOURCE_STATUS in pod.annotations
         )
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     # --- filter ----------------------------------------------------------------------------------
 

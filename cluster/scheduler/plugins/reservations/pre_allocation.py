@@ -24,6 +24,7 @@ from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Given,
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
@@ -59,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class PreAllocating(AppliesByShape):
+class PreAllocating(AppliesByShape, OfRowAlone):
     """Admission, Filter, Score and Allocator for such reserve pods alone."""
 
     settings: Settings = Settings()
@@ -79,9 +80,6 @@ class PreAllocating(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return pod.derived(demand_of) is not None
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return (_NO_PODS,)

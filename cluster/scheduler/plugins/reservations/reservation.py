@@ -20,6 +20,7 @@ from cluster.scheduler.plugins.contract import (
     Allocator,
     Filter,
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
@@ -56,7 +57,7 @@ _FIRST_INSIDE: Final = _FIRST + MOST_NAMES + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(OfRowAlone):
     """Admission, Filter, SetScore, Explainer and Allocator.
 
     ignored, ignored_groups: extended resources that are not looked at, by name and by prefix.
@@ -84,9 +85,6 @@ class Reservation:
         return not _uses_none(pod) and (
             pod.derived(asked_of).affinity is not None or len(tables.reservations.matched(pod)) > 0
         )
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def _requests(self, pod: PodShape) -> list[tuple[str, int]]:
         return looked_at(pod, self.ignored, self.ignored_groups)

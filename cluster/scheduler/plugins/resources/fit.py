@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import AppliesByShape, Given, Mask, Reason, Restored, only
+from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
+    Given,
+    Mask,
+    OfRowAlone,
+    Reason,
+    Restored,
+    only,
+)
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -24,7 +32,7 @@ _TOO_MANY_PODS: Final = Reason("Too many pods")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFit(AppliesByShape):
+class NodeResourcesFit(AppliesByShape, OfRowAlone):
     """ignored: extended resources that are not looked at. ignored_groups: prefixes of such names,
     the part before the slash. restored: what reservations of a node have left counts as free for
     pods that may use these; whether one of them has all of it is left to Reservation."""
@@ -36,9 +44,6 @@ class NodeResourcesFit(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         """Return "Too many pods", then two reasons for each resource: taken, and never there."""

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    OfRowAlone,
+    ScoredAsIs,
+    Scores,
+)
 from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -31,15 +37,12 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape):
+class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape, OfRowAlone):
     resources: tuple[tuple[str, Strategy], ...] = ()
     name: str = "NodeResourcesFitPlus"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(pod.requests.get(resource) for resource, _ in self.resources)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         total = np.zeros_like(tables.nodes.pods[rows])
@@ -59,15 +62,12 @@ class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape):
 
 
 @dataclass(frozen=True, slots=True)
-class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape):
+class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape, OfRowAlone):
     scarce: frozenset[str] = frozenset()
     name: str = "ScarceResourceAvoidance"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(not pod.requests.get(resource) for resource in self.scarce)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         nodes = tables.nodes

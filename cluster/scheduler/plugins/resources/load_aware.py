@@ -25,6 +25,7 @@ from cluster.scheduler.plugins.contract import (
     MAX_SCORE,
     AppliesByShape,
     Mask,
+    OfRowAlone,
     Reason,
     Restored,
     ScoredAsIs,
@@ -42,7 +43,7 @@ from cluster.scheduler.tables.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
+class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
     """hold_back_expired: whether a node whose report is too old is held back at all.
     pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
     the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
@@ -59,9 +60,6 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         """Return "expired", then for each resource: above its threshold, plain and aggregated."""

@@ -26,7 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import CPU, MEMORY
-from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores, only
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    OfRowAlone,
+    ScoredAsIs,
+    Scores,
+    only,
+)
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -117,15 +124,12 @@ def weighted_mean_of(parts: Iterable[tuple[int, int]], weights: Weights) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighted(ScoredAsIs, AppliesByShape):
+class _Weighted(ScoredAsIs, AppliesByShape, OfRowAlone):
     weights: Weights = _DEFAULT_WEIGHTS
     name: str = "NodeResourcesFit"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         weights = looked_at(pod, tables, self.weights)
@@ -177,7 +181,7 @@ class MostAllocated(_Weighted):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
+class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape, OfRowAlone):
     """Prefers nodes by a function of how full they would be. points: (utilization, score 0..10) by
     ascending utilization."""
 
@@ -187,9 +191,6 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         by_percent = np.array([self.at(percent) for percent in range(101)], dtype=np.int64)
@@ -223,7 +224,7 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
 
 
 @dataclass(frozen=True, slots=True)
-class BalancedAllocation(ScoredAsIs, AppliesByShape):
+class BalancedAllocation(ScoredAsIs, AppliesByShape, OfRowAlone):
     """Prefers nodes whose resources would be used evenly. resources: at least one."""
 
     resources: tuple[str, ...] = (CPU, MEMORY)
@@ -231,9 +232,6 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(pod.requests.get(resource) for resource in self.resources)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         weights = looked_at(pod, tables, ((resource, 1) for resource in self.resources))
