@@ -25,13 +25,24 @@ from apis.keys import (
     LABEL_QOS_CLASS,
 )
 from apis.numa import CPUBindPolicy, NUMATopologyPolicy
-from cluster.scheduler.exact.numa import Hint, Hints, Scoring, affinities
+from cluster.scheduler.exact.numa import (
+    Hint,
+    Hints,
+    NumaDemand,
+    Placement,
+    Scoring,
+    affinities,
+    allocate,
+)
+from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
+from cluster.scheduler.tables.numa.demand import CpuDemand
+from cluster.scheduler.tables.numa.state import NumaState
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
@@ -93,6 +104,23 @@ def test_a_pod_of_another_priority_is_not_bound() -> None:
     cluster = small_cluster()
     pod = make_pod("p", requests={"cpu": "4"}, labels={LABEL_QOS_CLASS: "LSR"}, priority=7000)
     assert cpus_of(cluster.allocate(Shapes().of(pod), "n")) == ""
+
+
+@pytest.mark.parametrize(
+    ("policy", "of_others"),
+    [
+        (NUMATopologyPolicy.NONE, Placement()),
+        (NUMATopologyPolicy.BEST_EFFORT, Unfit("node(s) missing NUMA resources")),
+    ],
+)
+def test_no_cpus_are_bound_on_a_node_whose_topology_is_not_known(
+    policy: NUMATopologyPolicy, of_others: Placement | Unfit
+) -> None:
+    scoring = Scoring(most_allocated=False, weights={"cpu": 1})
+    demand = NumaDemand({"cpu": 4000}, CpuDemand(4, CPUBindPolicy.FULL_PCPUS), policy)
+    state = NumaState(topology=None)
+    assert allocate(state, demand, scoring) == Unfit("node(s) invalid CPU Topology")
+    assert allocate(state, replace(demand, cpus=None), scoring) == of_others
 
 
 def test_part_of_a_cpu_cannot_be_bound() -> None:
