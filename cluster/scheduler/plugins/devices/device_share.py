@@ -111,10 +111,9 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         request = requested(pod)
+        assert request is not None
         slots = self._devices.slots(rows)
         mask = np.zeros(len(slots), dtype=np.int64)
-        if request is None:
-            return mask
         if request.shares_gpu:
             mask |= self._sharing(request, tables, rows)
         there = slots != NO_SLOT
@@ -358,15 +357,12 @@ class DeviceShareScore(AppliesByShape, OfRowAlone):
         slots = self._devices.slots(rows)
         scores = np.zeros(len(slots), dtype=np.int64)
         request = pod.derived(device_request)
-        if isinstance(request, DeviceRequest):
-            there = slots != NO_SLOT
-            for type_, wanted in request.types.items():
-                scores[there] += node_scores(
-                    self._devices.columns[type_],
-                    slots[there],
-                    wanted,
-                    self._settings.scoring,
-                )
+        assert isinstance(request, DeviceRequest)
+        there = slots != NO_SLOT
+        for type_, wanted in request.types.items():
+            scores[there] += node_scores(
+                self._devices.columns[type_], slots[there], wanted, self._settings.scoring
+            )
         return scores
 
     def normalize(self, raw: Scores) -> Scores:

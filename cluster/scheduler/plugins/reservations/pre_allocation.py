@@ -88,7 +88,8 @@ class PreAllocating(AppliesByShape, OfRowAlone):
         """Hold nodes back where no pods fit, of a Reservation that takes no free room."""
         demand = pod.derived(demand_of)
         mask = np.zeros(len(tables.nodes), dtype=np.int64)
-        if demand is not None and demand.required:
+        assert demand is not None
+        if demand.required:
             search = _Search(self.settings, demand, pod, tables)
             mask[:] = 1
             for row in search.rows(rows):
@@ -128,14 +129,14 @@ class PreAllocating(AppliesByShape, OfRowAlone):
         A node where none is taken over has 0, or twice the most where free room is preferred.
         """
         demand = pod.derived(demand_of)
+        assert demand is not None
         result = np.zeros(len(tables.nodes), dtype=np.int64)
-        if demand is not None:
-            search = _Search(self.settings, demand, pod, tables)
-            if self.settings.prefer_free and not demand.required:
-                result[:] = 2 * MAX_SCORE
-            for row in search.rows(rows):
-                if chosen := search.chosen(row):
-                    result[row] = max(1, _filled(search.wanted, chosen))
+        search = _Search(self.settings, demand, pod, tables)
+        if self.settings.prefer_free and not demand.required:
+            result[:] = 2 * MAX_SCORE
+        for row in search.rows(rows):
+            if chosen := search.chosen(row):
+                result[row] = max(1, _filled(search.wanted, chosen))
         scores: Scores = result[rows]
         return scores
 
@@ -149,8 +150,7 @@ class PreAllocating(AppliesByShape, OfRowAlone):
     ) -> Allocation | Reason:
         """Add the pods that are taken over on this node, if any."""
         demand = pod.derived(demand_of)
-        if demand is None:
-            return allocation
+        assert demand is not None
         chosen = _Search(self.settings, demand, pod, tables).chosen(row)
         if demand.required and not chosen:
             return _NO_PODS
