@@ -527,3 +527,68 @@ def test_what_a_pod_counts_with_in_resource_scores(
     assert used(shapes.of(pod)) == pending
     tables.place(Booking(key="", uid="u", shape=shapes.of(pod), node="n"))
     assert used(shapes.of(make_pod("q", requests={"cpu": "0", "memory": "0"}))) == running
+
+
+def test_terms_of_the_profile_count_beside_those_of_the_pod() -> None:
+    tables = Tables()
+    for name, labels in (
+        ("n0", {"pool": "a", "disk": "ssd"}),
+        ("n1", {"pool": "a"}),
+        ("n2", {"pool": "b", "disk": "ssd"}),
+        ("n3", {"pool": "b"}),
+    ):
+        tables.upsert_node(make_node(name, labels=labels))
+
+    def terms(key: str, value: str, weight: int) -> dict[str, Any]:
+        term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+        return {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": weight, "preference": term}
+            ],
+        }
+
+    def shape(node_affinity: dict[str, Any]) -> PodShape:
+        return Shapes().of(make_pod("p", affinity={"nodeAffinity": node_affinity}))
+
+    profile = shape(terms("pool", "a", 3)).affinity
+    assert profile is not None
+    plugin, every = NodeAffinity(added=profile.node_affinity), slice(0, 4)
+    pod, plain = shape(terms("disk", "ssd", 4)), Shapes().of(make_pod("q"))
+    assert plugin.applies(plain, tables)
+    assert not NodeAffinity().applies(plain, tables)
+    assert plugin.filter(plain, tables, every).tolist() == [0, 0, 2, 2]
+    # kube-scheduler names the terms of the profile alone where both hold a node back.
+    assert plugin.filter(pod, tables, every).tolist() == [0, 1, 2, 2]
+    assert plugin.reasons(pod)[1].text == "node(s) didn't match scheduler-enforced node affinity"
+    assert plugin.score(pod, tables, every).tolist() == [7, 3, 4, 0]
+    assert plugin.normalize(plugin.score(pod, tables, every)).tolist() == [100, 42, 57, 0]
+
+
+@pytest.mark.parametrize(
+    ("requests", "headroom"),
+    [
+        pytest.param({}, [3, 110, 110], id="only the count of pods limits"),
+        pytest.param({"cpu": "4"}, [3, 3, 4], id="whole pods"),
+        pytest.param({"cpu": "4", "memory": "32Gi"}, [2, 2, 2], id="the scarcest resource"),
+        pytest.param({"cpu": "0"}, [3, 110, 110], id="a request of nothing"),
+        pytest.param({"cpu": "1", "example.com/x": "1"}, [0, 5, 0], id="what one node has"),
+        pytest.param({"cpu": "1", "example.com/y": "1"}, [0, 0, 0], id="what no node has"),
+        pytest.param({"cpu": "17"}, [0, 0, 0], id="more than a node has"),
+    ],
+)
+def test_how_many_pods_of_a_shape_a_node_has_left(
+    requests: dict[str, str], headroom: list[int]
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n0", allocatable={"pods": "4"}))
+    tables.upsert_node(make_node("n1", allocatable={"pods": "111", "example.com/x": "5"}))
+    tables.upsert_node(make_node("n2"))
+    for node, cpu in (("n0", "1"), ("n1", "3")):
+        running = shapes.of(make_pod(f"of-{node}", requests={"cpu": cpu}))
+        tables.place(Booking(key="", uid=node, shape=running, node=node))
+    pod = shapes.of(make_pod("p", requests=requests))
+    plugin = NodeResourcesFit()
+    found = plugin.headroom(pod, tables, slice(0, 3), 1000)
+    assert found.tolist() == headroom
+    assert (plugin.filter(pod, tables, slice(0, 3)) == 0).tolist() == [n > 0 for n in headroom]
