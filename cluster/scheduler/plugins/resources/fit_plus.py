@@ -55,7 +55,7 @@ class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape, OfRowAlone):
             if strategy.most:
                 part = np.minimum(req, cap) * MAX_SCORE // some
             else:
-                part = np.where(req > cap, 0, (cap - req) * MAX_SCORE // some)
+                part = np.maximum(cap - req, 0) * MAX_SCORE // some
             total += strategy.weight * part
             weights += strategy.weight
         return total // max(weights, 1)

@@ -148,7 +148,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
         cap = load.allocatable[rows]
         has = cap > 0
         some = np.maximum(cap, 1)
-        parts = np.where(used > cap, 0, (some - used) * MAX_SCORE // some)
+        parts = np.maximum(cap - used, 0) * MAX_SCORE // some
         total = (parts * (has * weights)).sum(axis=1)
         whole = int(weights.sum())
         if self.dominant_weight:
@@ -180,7 +180,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
                 amount = own.item(number)
                 for column in columns:
                     amount += column.item(row, number)
-                part = 0 if amount > cap else (cap - amount) * MAX_SCORE // cap
+                part = max(cap - amount, 0) * MAX_SCORE // cap
                 total += part * weight
                 least = min(least, part)
         total += self.dominant_weight * least if self.dominant_weight else 0

@@ -161,10 +161,10 @@ class LeastAllocated(_Weighted):
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
-        return np.where(req > cap, 0, (cap - req) * MAX_SCORE // cap)
+        return np.maximum(cap - req, 0) * MAX_SCORE // cap
 
     def part_of(self, req: int, cap: int) -> int:
-        return 0 if req > cap else (cap - req) * MAX_SCORE // cap
+        return max(cap - req, 0) * MAX_SCORE // cap
 
 
 class MostAllocated(_Weighted):
@@ -201,7 +201,7 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape, OfRowAlone):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
             some = np.maximum(cap, 1)
-            percent = np.where(req > cap, 100, req * 100 // some)
+            percent = np.minimum(req, cap) * 100 // some
             part = np.where(cap > 0, by_percent[percent], 0)
             total += weight * part
             weights += np.where(part > 0, weight, 0)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.scheduler.plugins.contract import RowScore, Score
 from cluster.scheduler.plugins.resources.fit_plus import (
     NodeResourcesFitPlus,
     ScarceResourceAvoidance,
     Strategy,
 )
-from cluster.scheduler.plugins.resources.resource_scores import RequestedToCapacityRatio
+from cluster.scheduler.plugins.resources.resource_scores import (
+    BalancedAllocation,
+    LeastAllocated,
+    MostAllocated,
+    RequestedToCapacityRatio,
+)
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -39,6 +45,45 @@ def test_fit_plus_scores_each_resource_by_its_own_strategy() -> None:
     assert not plugin.applies(Shapes().of(make_pod("x")), tables)
     with_overhead = Shapes().of(make_pod("o", requests={"cpu": "4"}, overhead={"cpu": "4"}))
     assert plugin.score(with_overhead, tables, slice(0, 1)).tolist() == [12]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "without", "with_gpu"),
+    [
+        pytest.param(LeastAllocated((("cpu", 1), (_GPU, 3))), 50, 31, id="the emptiest"),
+        pytest.param(MostAllocated((("cpu", 1), (_GPU, 3))), 50, 68, id="the fullest"),
+        pytest.param(
+            RequestedToCapacityRatio(((0, 0), (100, 10)), (("cpu", 1), (_GPU, 3))),
+            50,
+            69,
+            id="ratio",
+        ),
+        pytest.param(BalancedAllocation(("cpu", _GPU)), 75, 71, id="balance"),
+    ],
+)
+def test_an_extended_resource_counts_for_pods_that_request_it(
+    plugin: Score, without: int, with_gpu: int
+) -> None:
+    for requests, score in (({"cpu": "1"}, without), ({"cpu": "1", _GPU: "2"}, with_gpu)):
+        tables, pod = _with({"cpu": "10", _GPU: "8"}, {"cpu": "4", _GPU: "4"}, requests)
+        assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
+        if isinstance(plugin, RowScore):
+            assert plugin.score_row(pod, tables, 0) == score
+
+
+@pytest.mark.parametrize(
+    ("plugin", "score"),
+    [
+        pytest.param(LeastAllocated((("cpu", 1), (_GPU, 1))), 0, id="the emptiest"),
+        pytest.param(MostAllocated((("cpu", 1), (_GPU, 1))), 100, id="the fullest"),
+        pytest.param(RequestedToCapacityRatio(((0, 0), (100, 10))), 67, id="ratio"),
+    ],
+)
+def test_what_a_node_has_too_little_of_counts_as_full(plugin: Score, score: int) -> None:
+    tables, pod = _with(
+        {"cpu": "2", "memory": "9Gi"}, {"cpu": "3", "memory": "1Gi"}, {"cpu": "1", "memory": "2Gi"}
+    )
+    assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
 
 
 @pytest.mark.parametrize(

@@ -337,14 +337,14 @@ def test_a_node_that_lost_its_room_for_a_claim_says_why_when_volumes_are_chosen(
     cluster.capacity("r", "made", "4Gi", {HOST: "n0"})
     cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
 
-    def refused(claim: str, row: int) -> str:
-        pod = cluster.shapes.of(pod_with("p", claim))
+    def refused(claims: str, row: int) -> str:
+        pod = cluster.shapes.of(pod_with("p", *claims.split()))
         outcome = VolumeBinding().allocate(pod, cluster.tables, row, Allocation())
         return outcome.text if isinstance(outcome, Reason) else ""
 
     assert refused("made", 0) == _NO_STORAGE
     assert refused("free", 0) == _NO_VOLUME
-    assert refused("given", 0) == _NO_VOLUME
+    assert refused("given", 0) == refused("made given", 0) == _NO_VOLUME
     assert refused("given", 1) == _NO_STORAGE
     cluster.capacity("r", "made", "5Gi", {HOST: "n0"})
     cluster.volume("v", terms=on(HOST, "n0"))
