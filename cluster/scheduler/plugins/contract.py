@@ -318,6 +318,11 @@ class Explainer(Protocol):
         ...
 
 
+def zeros(shape: int | tuple[int, ...]) -> NDArray[np.int64]:
+    """Return a mask that every row passes, or scores or amounts of 0."""
+    return np.zeros(shape, dtype=np.int64)
+
+
 def only(row: int) -> NDArray[np.intp]:
     """Return one row as an array of rows."""
     return np.array([row], dtype=np.intp)

@@ -16,6 +16,7 @@ from apis.device import DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from apis.meta import LabelSelector, matches
 from cluster.scheduler.exact.devices.candidates import MAX_SCORE, Scoring
+from cluster.scheduler.plugins.contract import zeros
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.devices.columns import NO_SEGMENT, DeviceColumns
 from cluster.scheduler.tables.devices.inventory import MOST_DEVICES
@@ -118,7 +119,7 @@ def most_together(columns: DeviceColumns, slots: Slots, fits: Flags, scope: Scop
         all_of_node: Vector = fits.sum(axis=1, dtype=np.int64)
         return all_of_node
     segments = (columns.pcie if scope >= Scope.PCIE else columns.numa)[slots]
-    most: Vector = np.zeros(len(fits), dtype=np.int64)
+    most: Vector = zeros(len(fits))
     for segment in range(int(segments.max(initial=-1)) + 1):
         np.maximum(most, (fits & (segments == segment)).sum(axis=1), out=most)
     return most
@@ -169,8 +170,8 @@ def node_scores(
     free = np.where(considered[..., None], columns.free[slots], 0).sum(axis=1)
     devices = np.maximum(considered.sum(axis=1), 1)
     count = considered.sum(axis=1) if wanted.every else min(wanted.count, MOST_DEVICES)
-    score: Vector = np.zeros(len(slots), dtype=np.int64)
-    weights: Vector = np.zeros(len(slots), dtype=np.int64)
+    score: Vector = zeros(len(slots))
+    weights: Vector = zeros(len(slots))
     for name, weight in scoring.weights.items():
         if name not in columns.column:
             continue

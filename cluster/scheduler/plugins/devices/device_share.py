@@ -36,6 +36,7 @@ from cluster.scheduler.plugins.contract import (
     Restored,
     Scores,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.plugins.devices.columns import (
     Flags,
@@ -113,7 +114,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
         request = requested(pod)
         assert request is not None
         slots = self._devices.slots(rows)
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         if request.shares_gpu:
             mask |= self._sharing(request, tables, rows)
         there = slots != NO_SLOT
@@ -179,7 +180,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
     def _sharing(self, request: DeviceRequest, tables: Tables, rows: Rows) -> Mask:
         """Return the bits of nodes on which GPUs cannot be shared as the pod wants."""
         labels = tables.nodes.labels
-        mask = np.zeros(len(self._devices.slots(rows)), dtype=np.int64)
+        mask = zeros(len(self._devices.slots(rows)))
         if request.isolation:
             column = labels.column(LABEL_GPU_ISOLATION_PROVIDER)
             provider = column.known(request.isolation)
@@ -195,7 +196,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
 
     def _by_columns(self, request: DeviceRequest, slots: Slots) -> tuple[Mask, Flags]:
         """Return the mask of slots, and for which of them only an allocation can decide."""
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         undecided: Flags = np.zeros(len(slots), dtype=np.bool_)
         rules = [self._devices.rules(int(slot)) for slot in slots]
         fits = {
@@ -226,7 +227,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
         """Return, for one type, the mask of slots and which of them are undecided."""
         type_ = wanted.type
         columns = self._devices.columns[type_]
-        least = np.full(len(slots), wanted.count, dtype=np.int64)
+        least = np.full(len(slots), wanted.count)
         if wanted.every:
             least = np.maximum(selected(columns, slots, wanted.selector).sum(axis=1), 1)
         none = ~columns.present[slots].any(axis=1)
@@ -275,7 +276,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
 
     def _templates(self, request: DeviceRequest, slots: Slots) -> Mask:
         """Return the bit of slots for whose model no template equals the share."""
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         gpu = request.types.get(_GPU)
         templates = rules_of(self._settings, self._devices).templates
         if gpu is not None and templates.concern(gpu):
@@ -288,7 +289,7 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
         return mask
 
     def _of_vendor(self, wanted: TypeRequest, slots: Slots) -> Mask:
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         if self._settings.adaption and wanted.count != 1:
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
@@ -328,7 +329,7 @@ def _in_scope(
 def _by_partition(
     rules: Sequence[PartitionRules], wanted: TypeRequest, found: Flags, concerned: Flags
 ) -> Mask:
-    mask = np.zeros(len(found), dtype=np.int64)
+    mask = zeros(len(found))
     for position in np.flatnonzero(concerned & ~found):
         table = rules[int(position)].table
         if table is None:
@@ -355,7 +356,7 @@ class DeviceShareScore(AppliesByShape, OfRowAlone):
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         slots = self._devices.slots(rows)
-        scores = np.zeros(len(slots), dtype=np.int64)
+        scores = zeros(len(slots))
         request = pod.derived(device_request)
         assert isinstance(request, DeviceRequest)
         there = slots != NO_SLOT

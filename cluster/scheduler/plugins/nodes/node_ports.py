@@ -19,6 +19,7 @@ from cluster.scheduler.plugins.contract import (
     OfRowAlone,
     Reason,
     Restored,
+    zeros,
 )
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.ports import meet
@@ -55,7 +56,7 @@ class NodePorts(AppliesByShape, OfRowAlone):
         return leaving.weigh(lambda other: int(meet(pod.ports, other.ports))) > 0
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         if not isinstance(rows, slice) and len(rows) <= _FEW:
             mask[[row for row in rows.tolist() if tables.ports.conflicts(pod.ports, row)]] = 1
         else:

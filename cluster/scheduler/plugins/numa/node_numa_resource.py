@@ -32,6 +32,7 @@ from cluster.scheduler.plugins.contract import (
     ScoredAsIs,
     Scores,
     only,
+    zeros,
 )
 from cluster.scheduler.plugins.numa.asked import (
     DEFAULT_SETTINGS,
@@ -166,7 +167,7 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         numbers = numbers_of(tables, rows)
         if not self._asks(pod):
-            return np.zeros(len(numbers), dtype=np.int64)
+            return zeros(len(numbers))
         asked, mask = asked_of(self.table, self.settings, pod, numbers)
         mask |= self._amplified(pod, tables, asked)
         open_rows = mask == 0
@@ -185,7 +186,7 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
         milli = pod.requests.get(CPU, 0)
         ratio = self.table.cpu_ratio[asked.rows]
         if milli <= 0 or not (ratio > NO_RATIO).any():
-            return np.zeros(len(asked.rows), dtype=np.int64)
+            return zeros(len(asked.rows))
         allocatable = tables.nodes.allocatable[asked.rows, CPU_COLUMN]
         requested = tables.nodes.requested[asked.rows, CPU_COLUMN]
         request = np.where(asked.binding != UNBOUND, amplified(np.int64(milli), ratio), milli)
@@ -208,7 +209,7 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
         left = int(reservations.remainder(np.array(slots, dtype=np.intp))[:, CPU_COLUMN].sum())
         taken = np.array([int(tables.nodes.requested[row, CPU_COLUMN]) - left])
         unused = sum(self.table.unused_cpus(row, uid) for uid in uids)
-        rows = np.array([row], dtype=np.intp)
+        rows = only(row)
         counted = int(with_bound_cpus(self.table, taken, rows, unused=unused)[0])
         return int(tables.nodes.allocatable[row, CPU_COLUMN]) - counted
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apis.keys import CPU
 from cluster.scheduler.exact.numa import Scoring
-from cluster.scheduler.plugins.contract import Scores, only
+from cluster.scheduler.plugins.contract import Scores, only, zeros
 from cluster.scheduler.plugins.numa.asked import (
     UNBOUND,
     Asked,
@@ -110,7 +110,7 @@ def _whole_node(
     if CPU in resources:
         ratio = table.cpu_ratio[rows]
         if (ratio != NO_RATIO).any():
-            own = np.full(len(rows), request, dtype=np.int64)
+            own = np.full(len(rows), request)
             if bound is not None:
                 own = np.where(bound, amplified(own, ratio), own)
             cpu = resources.index(CPU)
@@ -126,7 +126,7 @@ def _whole_node(
 def _numa_scores(
     table: NumaTable, settings: Settings, asked: Asked, found: Sequence[Need]
 ) -> Scores:
-    scores = np.zeros(len(asked.rows), dtype=np.int64)
+    scores = zeros(len(asked.rows))
     for group in groups(table, asked, found):
         sets = chosen_sets(table, asked, group, settings.numa_scoring)
         given = scores_of_sets(table, asked, group.at, sets, settings.scoring)

@@ -30,6 +30,7 @@ from cluster.scheduler.plugins.contract import (
     Refusal,
     Scores,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -87,7 +88,7 @@ class PreAllocating(AppliesByShape, OfRowAlone):
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         """Hold nodes back where no pods fit, of a Reservation that takes no free room."""
         demand = pod.derived(demand_of)
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         assert demand is not None
         if demand.required:
             search = _Search(self.settings, demand, pod, tables)
@@ -130,7 +131,7 @@ class PreAllocating(AppliesByShape, OfRowAlone):
         """
         demand = pod.derived(demand_of)
         assert demand is not None
-        result = np.zeros(len(tables.nodes), dtype=np.int64)
+        result = zeros(len(tables.nodes))
         search = _Search(self.settings, demand, pod, tables)
         if self.settings.prefer_free and not demand.required:
             result[:] = 2 * MAX_SCORE

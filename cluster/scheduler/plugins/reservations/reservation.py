@@ -25,7 +25,9 @@ from cluster.scheduler.plugins.contract import (
     Recorded,
     Refusal,
     Scores,
+    only,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.plugins.reservations.explaining import explained
 from cluster.scheduler.plugins.reservations.room import (
@@ -109,7 +111,7 @@ class Reservation(OfRowAlone):
         )
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         if _uses_none(pod):
             return mask[rows]
         required = pod.derived(asked_of).affinity is not None
@@ -138,7 +140,7 @@ class Reservation(OfRowAlone):
 
         The node with the reservation of the lowest order has the highest score.
         """
-        result = np.zeros(len(feasible), dtype=np.int64)
+        result = zeros(len(feasible))
         if not len(feasible):
             return result
         room = self._room(pod, tables, slice(0, len(tables.nodes)))
@@ -184,7 +186,7 @@ class Reservation(OfRowAlone):
                 return tried
         if pod.derived(asked_of).affinity is not None:
             return _NO_ALLOCATION
-        alone = node_alone(tables, np.array([row], dtype=np.intp), self._requests(pod))
+        alone = node_alone(tables, only(row), self._requests(pod))
         if int(alone[0]) or _ports_conflict(pod, tables, row, ()):
             return _NO_ALLOCATION
         return allocation
@@ -192,7 +194,7 @@ class Reservation(OfRowAlone):
     def nominees(self, pod: PodShape, tables: Tables, row: int) -> list[str]:
         """Return the UIDs of the reservations on a node that have room for the pod, best first."""
         table = tables.reservations
-        room = self._room(pod, tables, np.array([row], dtype=np.intp))
+        room = self._room(pod, tables, only(row))
         if not len(room.slots):
             return []
         scores = scores_in(pod, tables, room.slots)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Scores
+from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Scores, zeros
 from cluster.scheduler.tables.reservations.table import NO_LIMIT, Slots
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -73,8 +73,8 @@ def room_in(
     """
     table, nodes = tables.reservations, tables.nodes
     rows = table.row[slots]
-    node = np.zeros(len(slots), dtype=np.int64)
-    inside = np.zeros(len(slots), dtype=np.int64)
+    node = zeros(len(slots))
+    inside = zeros(len(slots))
     common = np.zeros(len(slots), dtype=np.bool_)
     for number, (name, request) in enumerate(requests):
         bit = bit_of(number)

@@ -23,6 +23,7 @@ from cluster.scheduler.plugins.contract import (
     Reason,
     Restored,
     only,
+    zeros,
 )
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -128,6 +129,6 @@ def _pods_left(tables: Tables, rows: Rows, given: Given | None) -> NDArray[np.in
 
 
 def _summed(tables: Tables, given: Given, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
-    total = np.zeros(len(tables.nodes), dtype=np.int64)
+    total = zeros(len(tables.nodes))
     np.add.at(total, given.rows, amounts)
     return total

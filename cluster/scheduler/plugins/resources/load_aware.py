@@ -31,6 +31,7 @@ from cluster.scheduler.plugins.contract import (
     ScoredAsIs,
     Scores,
     only,
+    zeros,
 )
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
 from cluster.scheduler.tables.booking import Booking
@@ -202,7 +203,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
         whether only what counts as load of class koord-prod is given.
         """
         load, reservations = self.load, tables.reservations
-        given = np.zeros((len(tables.nodes), len(load.resources)), dtype=np.int64)
+        given = zeros((len(tables.nodes), len(load.resources)))
         if self.restored is None:
             return given[rows]
         for row, pods in self.restored.taken_over(pod, tables, rows).items():
@@ -223,7 +224,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
     def _given_on(self, pod: PodShape, tables: Tables, row: int, *, prod: bool) -> Vector:
         """Return what `_given` gives one row."""
         load = self.load
-        given = np.zeros(len(load.resources), dtype=np.int64)
+        given = zeros(len(load.resources))
         if self.restored is None:
             return given
         for pods in self.restored.taken_over(pod, tables, only(row)).values():
@@ -239,7 +240,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
     def _of_taken(self, pod: PodShape, pods: Iterable[Booking], *, prod: bool) -> Vector:
         """Return what of a Reservation's estimate the pods count with that it takes over."""
         load = self.load
-        theirs = np.zeros(len(load.resources), dtype=np.int64)
+        theirs = zeros(len(load.resources))
         for each in pods:
             if not prod or each.shape.priority_class is PriorityClass.PROD:
                 theirs += load.estimate(each.shape)

@@ -170,6 +170,12 @@ def eight_at() -> list[dict[str, Any]]:
     return [a_gpu(minor, at=(0, "AB"[minor // 4])) for minor in range(8)]
 
 
+def _within(type_: str, scope: str) -> dict[str, Any]:
+    """Return a hint that wants the devices of a type within one part of the node."""
+    return {type_: {"requiredTopologyScope": scope}}
+
+
+SPREAD = "Insufficient Topology Scoped {} Devices"
 _FUNCTION: dict[str, Any] = {"rdma": {"vfSelector": {}}}
 _AS_COUNT: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount"}}
 _FUNCTIONS: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount", "vfSelector": {}}}
@@ -246,6 +252,57 @@ NICS = [
             {"gpu": 200, "rdma": 1},
             {"joint": JOINT},
             [APART],
+        ),
+        # Devices close together: as many as the largest part of the node has, and whether it has
+        # parts at all.
+        (eight_at(), [], {"gpu": 400}, {"hint": _within("gpu", "PCIe")}, []),
+        (eight_at(), [], {"gpu": 500}, {"hint": _within("gpu", "PCIe")}, [SPREAD.format("GPU")]),
+        (eight_at(), [], {"gpu": 800}, {"hint": _within("gpu", "NUMANode")}, []),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 300},
+            {"hint": _within("gpu", "NUMANode")},
+            [SPREAD.format("GPU")],
+        ),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 200},
+            {"hint": _within("gpu", "NUMANode")},
+            [],
+        ),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 300},
+            {"hint": _within("gpu", "Node")},
+            [],
+        ),
+        (eight_at(), [], {"gpu": 100}, {"hint": _within("gpu", "Device")}, []),
+        (eight_at(), [], {"gpu": 200}, {"hint": _within("gpu", "Device")}, [SPREAD.format("GPU")]),
+        (
+            [a_gpu(0), a_gpu(1)],
+            [],
+            {"gpu": 200},
+            {"hint": _within("gpu", "NUMANode")},
+            ["node(s) missing GPU Device Topology Tree"],
+        ),
+        (
+            eight_at(),
+            [],
+            {"gpu.shared": 2, "gpu-memory-ratio": 80},
+            {"hint": _within("gpu", "PCIe")},
+            ["node(s) Unsupported Multi-Shared GPU"],
+        ),
+        (NICS, [], {"rdma": 300}, {"hint": _within("rdma", "PCIe")}, [SPREAD.format("rdma")]),
+        (NICS, [({"rdma": 100}, {})], {"rdma": 200}, {"hint": _within("rdma", "PCIe")}, []),
+        (
+            [a_nic(0, at=(0, "A")), a_nic(1)],
+            [],
+            {"rdma": 200},
+            {"hint": _within("rdma", "PCIe")},
+            ["node(s) missing rdma Device Topology Tree"],
         ),
         # Three NICs for two switches: tried on the node.
         ([*eight_at(), *NICS], [], {"gpu": 800, "rdma": 300}, {"joint": JOINT}, []),
