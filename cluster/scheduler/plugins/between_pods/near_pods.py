@@ -63,7 +63,7 @@ class NetworkTopologyScore:
         on_nodes = counter.column(length)
         passes = zeros(length)
         passes[feasible] = 1
-        keys = [on_nodes[feasible] * -1]
+        keys = [-on_nodes[feasible]]
         by_layer = _by_layer(tree, feasible)
         existing, open_nodes = tree.sums(on_nodes), tree.sums(passes)
         keys += [-existing[domains] for domains in by_layer]
@@ -73,7 +73,7 @@ class NetworkTopologyScore:
         # A node that is not in the tree comes after all others.
         order = np.concatenate((order[~_outside(tree, feasible)[order]],
                                 order[_outside(tree, feasible)[order]]))  # fmt: skip
-        position = np.empty(len(feasible), dtype=np.int64)
+        position = zeros(len(feasible))
         position[order] = np.arange(len(feasible))
         return to_largest_reversed(position)
 

@@ -178,17 +178,18 @@ def node_scores(
         column = columns.column[name]
         capacity = total[:, column]
         each = wanted.each.get(name, 0)
-        if wanted.type == _GPU and each == 0:
-            # The other unit of GPU memory, of the node's mean device.
+        if each == 0:
+            # The other unit of GPU memory, of the node's mean device. Devices of other types have
+            # one resource, which is requested.
             mean = total[:, columns.column[GPU_MEMORY]] // devices
             if name == GPU_MEMORY and GPU_MEMORY_RATIO in wanted.each:
                 each = wanted.each[GPU_MEMORY_RATIO] * mean // WHOLE
             elif name == GPU_MEMORY_RATIO and wanted.by_bytes:
                 each = wanted.each[GPU_MEMORY] * WHOLE // np.maximum(mean, 1)
         used = capacity - free[:, column] + each * count
-        within = (capacity > 0) & (used >= 0) & (used <= capacity)
+        within = (capacity > 0) & (used <= capacity)
         part = used if scoring.most else capacity - used
         score += weight * np.where(within, part * MAX_SCORE // np.maximum(capacity, 1), 0)
         weights += weight * (capacity > 0)
-    result: Vector = np.where(weights > 0, score // np.maximum(weights, 1), 0)
+    result: Vector = score // np.maximum(weights, 1)
     return result

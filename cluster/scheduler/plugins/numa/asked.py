@@ -198,7 +198,7 @@ def names_of(pod: PodShape) -> list[str]:
 def numbers_of(tables: Tables, rows: Rows) -> NDArray[np.intp]:
     """Return the numbers of rows that may be a slice."""
     if isinstance(rows, slice):
-        return np.arange(len(tables.nodes), dtype=np.intp)[rows]
+        return np.arange(len(tables.nodes))[rows]
     return rows
 
 

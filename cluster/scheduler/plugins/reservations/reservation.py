@@ -34,11 +34,11 @@ from cluster.scheduler.plugins.reservations.room import (
     MOST_NAMES,
     Room,
     best_first,
-    looked_at,
     node_alone,
     room_in,
     scores_in,
 )
+from cluster.scheduler.plugins.resources.fit import looked_at
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.reservations.asked import asked_of

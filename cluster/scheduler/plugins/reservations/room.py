@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from apis.keys import PODS
 from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Scores, zeros
 from cluster.scheduler.tables.reservations.table import NO_LIMIT, Slots
 from cluster.scheduler.tables.shapes import PodShape
@@ -84,7 +83,7 @@ def room_in(
             continue
         reserved, used = table.own[slots, column], table.used[slots, column]
         kept = table.reserved[slots, column]
-        left = np.maximum(np.maximum(reserved - used, 0) - kept, 0)
+        left = np.maximum(reserved - used - kept, 0)
         free = nodes.allocatable[rows, column] - nodes.requested[rows, column]
         node |= np.where(request > free + left, bit, 0)
         short = request > table.allocatable[slots, column] - kept - used
@@ -142,20 +141,3 @@ def best_first(tables: Tables, room: Room, scores: Scores) -> NDArray[np.intp]:
     by = np.lexsort((-scores[fitting], keys, room.rows[fitting]))
     result: NDArray[np.intp] = fitting[by]
     return result
-
-
-def looked_at(
-    pod: PodShape, ignored: frozenset[str], ignored_groups: frozenset[str]
-) -> list[tuple[str, int]]:
-    """Return the pod's requests that have to be covered.
-
-    ignored, ignored_groups: names that are not looked at, and prefixes before the slash of such.
-    """
-    return [
-        (name, request)
-        for name, request in pod.requests.items()
-        if request > 0
-        and name != PODS
-        and name not in ignored
-        and name.partition("/")[0] not in ignored_groups
-    ]

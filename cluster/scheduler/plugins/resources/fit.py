@@ -104,14 +104,24 @@ class NodeResourcesFit(AppliesByShape, OfRowAlone):
 
     def looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
         """Return (resource, amount) of what the pod requests and a node must have left."""
-        return [
-            (name, request)
-            for name, request in pod.requests.items()
-            if request > 0
-            and name != PODS
-            and name not in self.ignored
-            and name.partition("/")[0] not in self.ignored_groups
-        ]
+        return looked_at(pod, self.ignored, self.ignored_groups)
+
+
+def looked_at(
+    pod: PodShape, ignored: frozenset[str], ignored_groups: frozenset[str]
+) -> list[tuple[str, int]]:
+    """Return the pod's requests that have to be covered.
+
+    ignored, ignored_groups: names that are not looked at, and prefixes before the slash of such.
+    """
+    return [
+        (name, request)
+        for name, request in pod.requests.items()
+        if request > 0
+        and name != PODS
+        and name not in ignored
+        and name.partition("/")[0] not in ignored_groups
+    ]
 
 
 def _left(tables: Tables, rows: Rows, column: int, given: Given | None) -> NDArray[np.int64]:

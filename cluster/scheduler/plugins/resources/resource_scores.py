@@ -193,7 +193,7 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape, OfRowAlone):
         return True
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        by_percent = np.array([self.at(percent) for percent in range(101)], dtype=np.int64)
+        by_percent = np.array([self.at(percent) for percent in range(101)])
         total = np.zeros_like(tables.nodes.pods[rows])
         weights = np.zeros_like(total)
         for resource, weight in self.weights:
@@ -282,9 +282,9 @@ def _deviation(fractions: NDArray[np.float64], present: NDArray[np.bool_]) -> ND
     difference of two, the population's standard deviation of more, 0 of one."""
     if fractions.shape[-1] == _TWO:
         both = present[:, 0] & present[:, 1]
-        return np.where(both, np.abs(fractions[..., 0] - fractions[..., 1]) / 2, 0.0)
+        return np.abs(fractions[..., 0] - fractions[..., 1]) / 2 * both
     at_least_one = np.maximum(present.sum(axis=-1), 1)
     mean = fractions.sum(axis=-1) / at_least_one
-    squares = np.where(present, (fractions - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    squares = ((fractions - mean[..., None]) ** 2 * present).sum(axis=-1)
     deviation: NDArray[np.float64] = np.sqrt(squares / at_least_one)
     return deviation
