@@ -54,7 +54,7 @@ Provider = Callable[[Sequence[int]], Hints | None]
 class NumaDemand:
     """What a pod is to get on one node.
 
-    amounts: the pod's requests. cpus: None for a pod that is not bound to CPUs.
+    amounts: what the pod requests, more than 0 each. cpus: None for a pod that is bound to none.
     policy: of pod and node together. wider_restricted: Restricted also accepts sets that are wider
     than the narrowest one that the machine has room for.
     """
@@ -117,8 +117,9 @@ class _Room(NamedTuple):
 
 def _free_for(state: NumaState, demand: CpuDemand) -> int:
     """Return the CPUs that this pod may get: no core of another pod that wants it alone."""
-    if not demand.alone_on_core or state.topology is None or not state.alone:
+    if not demand.alone_on_core:
         return state.free
+    assert state.topology is not None
     return state.free & ~cores_of(state.topology, state.alone)
 
 
@@ -126,9 +127,8 @@ def _room(state: NumaState, demand: NumaDemand) -> _Room:
     """Return the room for the resources that the node's NUMA nodes have, and for CPUs."""
     names = [
         name
-        for name, amount in demand.amounts.items()
-        if amount > 0
-        and any(name in node.total for node in state.numa.values())
+        for name in demand.amounts
+        if any(name in node.total for node in state.numa.values())
         and not (name == CPU and demand.cpus)
     ]
     need = {name: demand.amounts[name] for name in names}

@@ -328,15 +328,16 @@ def only(row: int) -> NDArray[np.intp]:
     return np.array([row], dtype=np.intp)
 
 
+def percent_of(part: Scores, whole: Scores) -> Scores:
+    """Return part * 100 // whole; of nothing, a part of nothing is 0."""
+    return part * MAX_SCORE // np.maximum(whole, 1)
+
+
 def to_largest(raw: Scores) -> Scores:
     """Normalise so that the largest score becomes 100: raw * 100 // largest; all 0 stay 0."""
-    largest = int(raw.max(initial=0))
-    return raw * MAX_SCORE // largest if largest > 0 else raw
+    return raw * MAX_SCORE // max(int(raw.max(initial=0)), 1)
 
 
 def to_largest_reversed(raw: Scores) -> Scores:
     """Normalise so that 0 becomes 100 and the largest score 0; all 100 where all are 0."""
-    largest = int(raw.max(initial=0))
-    if largest == 0:
-        return np.full_like(raw, MAX_SCORE)
-    return MAX_SCORE - raw * MAX_SCORE // largest
+    return MAX_SCORE - to_largest(raw)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from apis.device import DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from apis.meta import LabelSelector, matches
-from cluster.scheduler.exact.devices.candidates import MAX_SCORE, Scoring
-from cluster.scheduler.plugins.contract import zeros
+from cluster.scheduler.exact.devices.candidates import Scoring
+from cluster.scheduler.plugins.contract import percent_of, zeros
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.devices.columns import NO_SEGMENT, DeviceColumns
 from cluster.scheduler.tables.devices.inventory import MOST_DEVICES
@@ -189,7 +189,7 @@ def node_scores(
         used = capacity - free[:, column] + each * count
         within = (capacity > 0) & (used <= capacity)
         part = used if scoring.most else capacity - used
-        score += weight * np.where(within, part * MAX_SCORE // np.maximum(capacity, 1), 0)
+        score += weight * percent_of(part, capacity) * within
         weights += weight * (capacity > 0)
     result: Vector = score // np.maximum(weights, 1)
     return result

@@ -282,9 +282,8 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
         if gpu is not None and templates.concern(gpu):
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
-                if inventory is None or not templates.of(
-                    gpu, vendor=inventory.vendor, model=inventory.model
-                ):
+                assert inventory is not None
+                if not templates.of(gpu, vendor=inventory.vendor, model=inventory.model):
                     mask[position] = _BITS[failures.NO_TEMPLATE]
         return mask
 
@@ -293,7 +292,8 @@ class DeviceShareFilter(AppliesByShape, OfRowAlone):
         if self._settings.adaption and wanted.count != 1:
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
-                if inventory is not None and not supports(inventory.vendor, wanted.count):
+                assert inventory is not None
+                if not supports(inventory.vendor, wanted.count):
                     mask[position] = _BITS[failures.UNSUPPORTED_COUNT]
         return mask
 

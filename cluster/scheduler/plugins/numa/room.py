@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apis.keys import CPU
 from apis.numa import NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import Scoring
-from cluster.scheduler.plugins.contract import MAX_SCORE, zeros
+from cluster.scheduler.plugins.contract import percent_of, zeros
 from cluster.scheduler.plugins.numa.asked import (
     FULL_REQUIRED,
     UNBOUND,
@@ -214,7 +214,7 @@ def chosen_sets(table: NumaTable, asked: Asked, group: Group, scoring: Scoring) 
 def scores_of_sets(
     table: NumaTable, asked: Asked, at: NDArray[np.intp], sets: Ints, scoring: Scoring
 ) -> Ints:
-    """Return the score of one set of NUMA nodes for each position of Asked.rows."""
+    """Return the score of one set of NUMA nodes for each position of Asked.rows; 0 of no set."""
     rows = asked.rows[at]
     member = (sets[:, np.newaxis] >> np.arange(WHOLE_NODE) & 1).astype(np.bool_)
     weighted = zeros(len(rows))
@@ -231,15 +231,10 @@ def scores_of_sets(
             bound = asked.binding[at] != UNBOUND
             cpus = amplified(np.int64(asked.cpus * 1000), table.cpu_ratio[rows])
             request = np.where(bound, cpus, request)
-        has = total > 0
-        most = np.where(has, total, 1)
         taken = total - free + request
-        if scoring.most_allocated:
-            share = np.minimum(taken, most) * MAX_SCORE // most
-        else:
-            share = np.maximum(0, most - taken) * MAX_SCORE // most
-        weighted += np.where(has, weight * share, 0)
-        weights += np.where(has, weight, 0)
+        part = np.minimum(taken, total) if scoring.most_allocated else np.maximum(total - taken, 0)
+        weighted += weight * percent_of(part, total)
+        weights += weight * (total > 0)
     return weighted // np.maximum(weights, 1)
 
 

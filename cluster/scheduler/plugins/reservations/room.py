@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Scores, zeros
+from cluster.scheduler.plugins.contract import Mask, Scores, percent_of, zeros
 from cluster.scheduler.tables.reservations.table import NO_LIMIT, Slots
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -120,11 +120,8 @@ def scores_in(pod: PodShape, tables: Tables, slots: Slots) -> Scores:
     capacity = table.allocatable[slots]
     request = tables.nodes.resources.vector(pod.requests)[: capacity.shape[1]]
     wanted = table.used[slots] + request
-    some = capacity > 0
-    parts = np.where(
-        some & (wanted <= capacity), wanted * MAX_SCORE // np.where(some, capacity, 1), 0
-    )
-    scores: Scores = parts.sum(axis=1) // np.maximum(np.count_nonzero(some, axis=1), 1)
+    parts = percent_of(wanted, capacity) * (wanted <= capacity)
+    scores: Scores = parts.sum(axis=1) // np.maximum(np.count_nonzero(capacity, axis=1), 1)
     return scores
 
 

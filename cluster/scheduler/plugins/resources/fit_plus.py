@@ -21,6 +21,7 @@ from cluster.scheduler.plugins.contract import (
     OfRowAlone,
     ScoredAsIs,
     Scores,
+    percent_of,
 )
 from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
@@ -51,12 +52,8 @@ class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape, OfRowAlone):
             if not pod.requests.get(resource):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
-            some = np.maximum(cap, 1)
-            if strategy.most:
-                part = np.minimum(req, cap) * MAX_SCORE // some
-            else:
-                part = np.maximum(cap - req, 0) * MAX_SCORE // some
-            total += strategy.weight * part
+            part = np.minimum(req, cap) if strategy.most else np.maximum(cap - req, 0)
+            total += strategy.weight * percent_of(part, cap)
             weights += strategy.weight
         return total // max(weights, 1)
 
@@ -77,5 +74,4 @@ class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape, OfRowAlone):
         scarce = np.array([name in self.scarce for name in names], dtype=np.bool_)
         all_of_it = np.count_nonzero(has & unasked, axis=1)
         avoided = np.count_nonzero(has & unasked & scarce, axis=1)
-        some = np.maximum(all_of_it, 1)
-        return np.where(avoided > 0, (all_of_it - avoided) * MAX_SCORE // some, MAX_SCORE)
+        return np.where(avoided > 0, percent_of(all_of_it - avoided, all_of_it), MAX_SCORE)

@@ -31,6 +31,7 @@ from cluster.scheduler.plugins.contract import (
     ScoredAsIs,
     Scores,
     only,
+    percent_of,
     zeros,
 )
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
@@ -148,8 +149,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
         weights = np.array([load.settings.weights.get(name, 0) for name in load.resources])
         cap = load.allocatable[rows]
         has = cap > 0
-        some = np.maximum(cap, 1)
-        parts = np.maximum(cap - used, 0) * MAX_SCORE // some
+        parts = percent_of(np.maximum(cap - used, 0), cap)
         total = (parts * (has * weights)).sum(axis=1)
         whole = int(weights.sum())
         if self.dominant_weight:

@@ -33,6 +33,7 @@ from cluster.scheduler.plugins.contract import (
     ScoredAsIs,
     Scores,
     only,
+    percent_of,
 )
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
@@ -135,7 +136,7 @@ class _Weighted(ScoredAsIs, AppliesByShape, OfRowAlone):
         weights = looked_at(pod, tables, self.weights)
         resources = [resource for resource, _ in weights]
         cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=True)
-        return weighted_mean(self.part(req, np.maximum(cap, 1)), cap > 0, weights)
+        return weighted_mean(self.part(req, cap), cap > 0, weights)
 
     def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return what `score` gives one row."""
@@ -161,7 +162,7 @@ class LeastAllocated(_Weighted):
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
-        return np.maximum(cap - req, 0) * MAX_SCORE // cap
+        return percent_of(np.maximum(cap - req, 0), cap)
 
     def part_of(self, req: int, cap: int) -> int:
         return max(cap - req, 0) * MAX_SCORE // cap
@@ -174,7 +175,7 @@ class MostAllocated(_Weighted):
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
-        return np.minimum(req, cap) * MAX_SCORE // cap
+        return percent_of(np.minimum(req, cap), cap)
 
     def part_of(self, req: int, cap: int) -> int:
         return min(req, cap) * MAX_SCORE // cap
@@ -200,8 +201,7 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape, OfRowAlone):
             if "/" in resource and not pod.requests.get(resource):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
-            some = np.maximum(cap, 1)
-            percent = np.minimum(req, cap) * 100 // some
+            percent = percent_of(np.minimum(req, cap), cap)
             part = np.where(cap > 0, by_percent[percent], 0)
             total += weight * part
             weights += np.where(part > 0, weight, 0)

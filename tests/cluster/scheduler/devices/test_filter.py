@@ -163,6 +163,10 @@ def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
     assert texts(a_shape({"gpu": 100}), tables, devices, adapted) == [[]]
     found = texts(a_shape({"gpu": 200}), tables, devices, adapted)
     assert found == [["node(s) Unsupported number of GPU requests"]]
+    for vendor in ("huawei", ""):
+        labels = {LABEL_GPU_VENDOR: vendor}
+        devices.set_device(a_device_object("n1", eight(), labels=labels))
+        assert texts(a_shape({"gpu": 200}), tables, devices, adapted) == [[]]
 
 
 def eight_at() -> list[dict[str, Any]]:
@@ -334,3 +338,21 @@ def test_what_columns_decide(
     request, view = shape.derived(device_request), devices.view(0)
     assert isinstance(request, DeviceRequest) and view is not None
     assert isinstance(allocate(view, request), Failure) is bool(expected)
+
+
+def test_each_node_lacks_devices_or_their_virtual_functions() -> None:
+    def nic(*functions: str) -> list[dict[str, Any]]:
+        return [a_nic(0, functions=functions)]
+
+    tables, devices = a_cluster(n1=nic("0.0"), n2=nic("0.0"), n3=nic("0.0"), n4=nic())
+    for node, how in (("n2", _FUNCTIONS), ("n3", _AS_COUNT)):
+        shape = a_shape({"rdma": 1}, hint=how) if node == "n2" else a_shape({"rdma": 100})
+        found = DeviceShareAllocator(devices).choose(shape, tables.nodes.row(node) or 0)
+        assert not isinstance(found, Failure), found
+        tables.place(a_booking(f"on-{node}", shape, node, found))
+    assert texts(a_shape({"rdma": 1}, hint=_FUNCTION), tables, devices) == [
+        [],
+        ["Insufficient rdma VirtualFunctions"],
+        ["Insufficient rdma devices"],
+        ["Insufficient rdma VirtualFunctions"],
+    ]

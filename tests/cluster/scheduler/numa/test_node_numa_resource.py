@@ -366,6 +366,56 @@ def test_a_set_where_one_provider_would_mix_pods_comes_after_wider_ones() -> Non
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "policy", "ranked"),
+    [
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.RESTRICTED,
+            [0b11],
+            id="only what all prefer",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.BEST_EFFORT,
+            [0b11, 0b01, 0b10],
+            id="what all prefer comes first",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.SINGLE_NUMA_NODE,
+            [0b01, 0b10],
+            id="one NUMA node, preferred or not",
+        ),
+        pytest.param(
+            {0b01: Hint(True, 10), 0b10: Hint(True, 20)},
+            {0b01: Hint(True, 15), 0b10: Hint(True, 1)},
+            NUMATopologyPolicy.RESTRICTED,
+            [0b01, 0b10],
+            id="the larger sum of scores",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(True)},
+            {0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.BEST_EFFORT,
+            [0b10, 0b11],
+            id="in the end all NUMA nodes",
+        ),
+        pytest.param(
+            {0b01: Hint(True)}, {0b10: Hint(True)}, NUMATopologyPolicy.RESTRICTED, [], id="none"
+        ),
+    ],
+)
+def test_sets_are_ranked_by_what_all_providers_say(
+    one: Hints, other: Hints, policy: NUMATopologyPolicy, ranked: list[int]
+) -> None:
+    for hints in ((one, other), (other, one)):
+        assert affinities(policy, (0, 1), hints) == ranked
+
+
+@pytest.mark.parametrize(
     ("placed", "exclusive", "refused"),
     [
         (((0, {"memory": GI}), (1, {"memory": GI})), "", True),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from cluster.scheduler.plugins.contract import RowScore, Score
+from cluster.scheduler.plugins.contract import (
+    RowScore,
+    Score,
+    to_largest,
+    to_largest_reversed,
+)
 from cluster.scheduler.plugins.resources.fit_plus import (
     NodeResourcesFitPlus,
     ScarceResourceAvoidance,
@@ -128,3 +134,20 @@ def test_a_resource_that_a_node_lacks_is_left_out_of_the_mean() -> None:
     tables, pod = _with({"cpu": "10", "memory": "0"}, {}, {"cpu": "5"})
     plugin = RequestedToCapacityRatio(((0, 0), (100, 10)))
     assert plugin.score(pod, tables, slice(0, 1)).tolist() == [50]
+
+
+@pytest.mark.parametrize(
+    ("raw", "largest", "reversed_"),
+    [
+        ([0, 1], [0, 100], [100, 0]),
+        ([3, 6, 2], [50, 100, 33], [50, 0, 67]),
+        ([0, 0], [0, 0], [100, 100]),
+        ([], [], []),
+    ],
+)
+def test_scores_are_normalised_to_the_largest(
+    raw: list[int], largest: list[int], reversed_: list[int]
+) -> None:
+    scores = np.array(raw, dtype=np.int64)
+    assert to_largest(scores).tolist() == largest
+    assert to_largest_reversed(scores).tolist() == reversed_

@@ -137,3 +137,17 @@ def test_nodes_are_ranked_by_the_pods_in_a_whole_decision() -> None:
     assert isinstance(result, Placed)
     assert result.booking.node == "b"
     assert result.booking.allocation.takes == ("b-0",)
+
+
+def test_the_mean_over_all_that_a_reservation_wants_counts() -> None:
+    shapes, tables = Shapes(), Tables()
+    owner = ReservationOwner(label_selector=LabelSelector(match_labels={"app": "a"}))
+    demand = PreAllocation(name="r", owners=(owner,), multiple=False, required=False)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    wanted = {"cpu": "4", "memory": "8Gi", "example.com/x": "0"}
+    shape = shapes.of(make_pod("r", requests=wanted, annotations=annotations))
+    for name, memory in (("all", "8Gi"), ("half", "4Gi")):
+        tables.upsert_node(make_node(name, allocatable={"cpu": "4", "memory": "8Gi"}))
+        pod = make_pod(name, requests={"cpu": "2", "memory": memory}, labels={"app": "a"})
+        tables.place(Booking(name, name, shapes.of(pod), name))
+    assert PreAllocating().score(shape, tables, slice(0, 2)).tolist() == [75, 50]
