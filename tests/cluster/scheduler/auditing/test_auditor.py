@@ -333,6 +333,18 @@ def test_ever_new_values_of_a_label_take_the_place_of_those_that_nobody_has(
     assert set(re.findall(r'team="(\w+)"', text)) == {"t9", "t10", "t11"}
 
 
+def test_the_values_that_were_not_used_for_the_longest_time_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auditing, "MOST_SETS", 2)
+    bed = Bed(MetricLabel("team", "team"))
+    for team in ("a", "b", "a", "c"):
+        bed.add("p", team=team)
+        bed.play(("scheduled",))
+    text = "".join(bed.registry.slices())
+    assert set(re.findall(r'team="(\w+)"', text)) == {"a", "c"}
+
+
 def test_workloads_with_ever_new_values_of_a_label_share_one_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,6 +32,7 @@ from tests.cluster.scheduler.devices.making import (
     HINT,
     SHAPES,
     a_booking,
+    a_device,
     a_device_object,
     a_gpu,
     a_nic,
@@ -174,6 +175,11 @@ def eight_at() -> list[dict[str, Any]]:
     return [a_gpu(minor, at=(0, "AB"[minor // 4])) for minor in range(8)]
 
 
+def _function(kind: str) -> dict[str, Any]:
+    """Return a hint that wants a virtual function of this kind."""
+    return {"rdma": {"vfSelector": {"matchLabels": {"type": kind}}}}
+
+
 def _within(type_: str, scope: str) -> dict[str, Any]:
     """Return a hint that wants the devices of a type within one part of the node."""
     return {type_: {"requiredTopologyScope": scope}}
@@ -214,6 +220,22 @@ NICS = [
             ["Insufficient gpu devices"],
         ),
         ([a_gpu(0)], [({"gpu-memory": "500Mi"}, {})], {"gpu": 99}, {}, []),
+        (NICS, [], {"rdma": 1}, {"hint": _function("fast")}, []),
+        (
+            NICS,
+            [],
+            {"rdma": 1},
+            {"hint": _function("slow")},
+            ["Insufficient rdma VirtualFunctions"],
+        ),
+        # The ratio of the whole memory is free, but not the bytes.
+        (
+            [a_gpu(0)],
+            [({"gpu-memory": "500Mi"}, {})],
+            {"gpu-memory": "80Gi"},
+            {},
+            ["Insufficient gpu devices"],
+        ),
         # One device of each switch is in use.
         (
             NICS,
@@ -307,6 +329,29 @@ NICS = [
             {"rdma": 200},
             {"hint": _within("rdma", "PCIe")},
             ["node(s) missing rdma Device Topology Tree"],
+        ),
+        # Three types: one switch has to have all of them.
+        (
+            [
+                *(a_gpu(number, at=(0, "AB"[number])) for number in range(2)),
+                a_nic(0, at=(0, "A")),
+                a_device("fpga", 0, {"fpga": "100"}, at=(0, "B")),
+            ],
+            [],
+            {"gpu": 100, "rdma": 1, "fpga": 1},
+            {"joint": {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}},
+            [APART],
+        ),
+        (
+            [
+                *(a_gpu(number, at=(0, "AB"[number])) for number in range(2)),
+                *(a_nic(number, at=(0, "AB"[number])) for number in range(2)),
+                a_device("fpga", 0, {"fpga": "100"}, at=(0, "B")),
+            ],
+            [],
+            {"gpu": 100, "rdma": 1, "fpga": 1},
+            {"joint": {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}},
+            [],
         ),
         # Three NICs for two switches: tried on the node.
         ([*eight_at(), *NICS], [], {"gpu": 800, "rdma": 300}, {"joint": JOINT}, []),

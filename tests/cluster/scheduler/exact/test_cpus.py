@@ -166,6 +166,14 @@ def test_a_part_of_a_core_is_one_of_the_widest() -> None:
     assert allocated(mixed, CpuDemand(4, FULL)) == "0,2-4"
 
 
+def test_smaller_cores_are_taken_where_the_largest_leave_a_part() -> None:
+    sizes = (3, 3, 2, 2)
+    numbers = [core for core, size in enumerate(sizes) for _ in range(size)]
+    mixed = cpu_topology(Cpu(number, core, 0, 0) for number, core in enumerate(numbers))
+    for count, expected in ((4, "6-9"), (5, "0-2,6-7"), (6, "0-5"), (7, "0-2,6-9")):
+        assert allocated(mixed, CpuDemand(count, FULL, required=True)) == expected
+
+
 def test_whole_cores_are_found_where_a_thread_is_offline() -> None:
     """CPU 15 is offline, so NUMA node 1 has a core with one CPU."""
     uneven = cpu_topology(cpu for cpu in Machine(2, 1, 4, 2).cpus() if cpu.id != 15)

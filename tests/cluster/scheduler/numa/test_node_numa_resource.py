@@ -166,6 +166,22 @@ def test_a_node_policy_binds_every_pod_that_requests_cpu() -> None:
     }
 
 
+def test_a_node_policy_may_spread_every_pod_that_requests_cpu() -> None:
+    cluster = small_cluster(labels={LABEL_CPU_BIND_POLICY: "SpreadByPCPUs"})
+    assert cpus_of(cluster.allocate(cluster.shape({"cpu": "3"}), "n")) == "0,2,4"
+    assert cluster.reasons(cluster.shape({"cpu": "17"}))["n"]
+    none = cluster.shape({"cpu": "0", "memory": "1Gi"})
+    assert cluster.reasons(none) == {"n": ()}
+    assert cpus_of(cluster.allocate(none, "n")) == ""
+    full = cluster.shape({"cpu": "2"}, qos="LSR", spec={"requiredCPUBindPolicy": "FullPCPUs"})
+    assert cluster.reasons(full) == {
+        "n": ("node(s) cpu bind policy conflicts with pod's required cpu bind policy",)
+    }
+    preferred = cluster.shape({"cpu": "2"}, qos="LSR", spec={"preferredCPUBindPolicy": "FullPCPUs"})
+    assert cluster.reasons(preferred) == {"n": ()}
+    assert cpus_of(cluster.allocate(preferred, "n")) == "0,2"
+
+
 def test_kubelets_option_counts_before_the_label() -> None:
     kubelet = json.dumps({"policy": "static", "options": {"full-pcpus-only": "true"}})
     cluster = small_cluster(

@@ -387,6 +387,10 @@ def test_images_of_volumes_count_like_those_of_containers() -> None:
         for pod in pods
     ]
     assert scores == [[48], [48], [100]]
+    several = make_pod(
+        "two", containers=[{"name": "c", "image": "i:1"}, {"name": "d", "image": "x"}]
+    )
+    assert ImageLocality().score(shapes.of(several), tables, slice(0, 1)).tolist() == [24]
 
 
 def _default_profile(tables: Tables) -> Profile:
@@ -592,3 +596,34 @@ def test_how_many_pods_of_a_shape_a_node_has_left(
     found = plugin.headroom(pod, tables, slice(0, 3), 1000)
     assert found.tolist() == headroom
     assert (plugin.filter(pod, tables, slice(0, 3)) == 0).tolist() == [n > 0 for n in headroom]
+
+
+def test_resources_that_extenders_manage_are_not_looked_at() -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    requests = {"cpu": "1", "a.io/x": "1", "a.io/y": "1", "b.io/z": "1"}
+    pod = shapes.of(make_pod("p", requests=requests))
+    plugin = NodeResourcesFit(ignored=frozenset({"a.io/x"}), ignored_groups=frozenset({"b.io"}))
+    assert sorted(plugin.looked_at(pod)) == [("a.io/y", 1), ("cpu", 1000)]
+    texts = [reason.text for reason in plugin.reasons(pod)]
+    assert sorted(texts) == ["Insufficient a.io/y"] * 2 + ["Insufficient cpu"] * 2 + [
+        "Too many pods"
+    ]
+    assert plugin.filter(pod, tables, slice(0, 1)).tolist() != [0]
+    ignoring = NodeResourcesFit(ignored_groups=frozenset({"a.io", "b.io"}))
+    assert ignoring.filter(pod, tables, slice(0, 1)).tolist() == [0]
+
+
+def test_what_containers_request_by_default_counts_for_fullness_and_not_for_balance() -> None:
+    """100 millicores and 200 MiB, of the pod that is placed and of those that run."""
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n", allocatable={"cpu": "1", "memory": "1000Mi"}))
+    tables.place(Booking(key="", uid="u", shape=shapes.of(make_pod("u")), node="n"))
+    pod = shapes.of(make_pod("p", requests={"cpu": "500m"}))
+    for plugin, score in (
+        (LeastAllocated(), (40 + 60) // 2),
+        (MostAllocated(), (60 + 40) // 2),
+        (BalancedAllocation(), 75 + (75 - 100) // 2),
+    ):
+        assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
+        assert plugin.score_row(pod, tables, 0) == score

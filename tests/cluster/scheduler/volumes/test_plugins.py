@@ -649,3 +649,17 @@ def test_the_message_of_a_full_driver() -> None:
     assert _message(outcome) == message
     assert isinstance(outcome, Unplaced)
     assert len(outcome.diagnosis.resolvable) == 1
+
+
+def test_each_driver_of_a_pods_volumes_counts() -> None:
+    cluster = _cluster()
+    for number, driver in enumerate(("csi.none", "csi.a", "csi.b")):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=(driver, "h"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n0", csi_a=0)
+    cluster.csi_node("n1", csi_b=0)
+    pods = (pod_with("p", "c0", "c1", "c2"), pod_with("q", "c2", "c1", "c0"))
+    assert [cluster.feasible(pod) for pod in pods] == [{"n2"}, {"n2"}]
+    # The same volume is of another driver now.
+    cluster.volume("v1", claim="c1", csi=("csi.none", "h"))
+    assert [cluster.feasible(pod) for pod in pods] == [{"n0", "n2"}, {"n0", "n2"}]
