@@ -248,10 +248,10 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
-    """Return round(100 * used / allocatable), halves upwards; 0 where nothing is allocatable.
+    """Return round(100 * used / allocatable), halves upwards, where something is allocatable.
 
     A sum of absurd limits counts as LARGEST_AMOUNT: 200 times more would not fit 64 bits.
     """
     some = np.maximum(allocatable, 1)
     used = np.minimum(used, LARGEST_AMOUNT)
-    return np.where(allocatable > 0, (200 * used + some) // (2 * some), 0)
+    return (200 * used + some) // (2 * some)

@@ -95,15 +95,15 @@ def capacities_and_uses_of(
 
 
 def looked_at(pod: PodShape, tables: Tables, weights: Iterable[tuple[str, int]]) -> Weights:
-    """Return the resources that count: nodes have them, and the pod requests extended ones."""
-    find = tables.nodes.resources.find
-    return tuple(
-        [
-            (resource, weight)
-            for resource, weight in weights
-            if find(resource) is not None and ("/" not in resource or pod.requests.get(resource))
-        ]
-    )
+    """Return the resources that count, with their weights."""
+    return tuple([(name, weight) for name, weight in weights if _counts(pod, tables, name)])
+
+
+def _counts(pod: PodShape, tables: Tables, resource: str) -> bool:
+    """Return whether a resource counts: nodes have it, and the pod requests an extended one."""
+    if tables.nodes.resources.find(resource) is None:
+        return False
+    return "/" not in resource or bool(pod.requests.get(resource))
 
 
 def weighted_mean(parts: Scores, present: NDArray[np.bool_], weights: Weights) -> Scores:
@@ -234,8 +234,7 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape, OfRowAlone):
         return any(pod.requests.get(resource) for resource in self.resources)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        weights = looked_at(pod, tables, ((resource, 1) for resource in self.resources))
-        resources = [resource for resource, _ in weights]
+        resources = [name for name in self.resources if _counts(pod, tables, name)]
         cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=False)
         amounts = [pod.requests.get(resource, 0) for resource in resources]
         own = np.array(amounts, dtype=np.int64)
@@ -249,8 +248,7 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape, OfRowAlone):
 
     def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return what `score` gives one row."""
-        weights = looked_at(pod, tables, [(name, 1) for name in self.resources])
-        resources = [resource for resource, _ in weights]
+        resources = [name for name in self.resources if _counts(pod, tables, name)]
         if len(resources) != _TWO:
             return int(self.score(pod, tables, only(row))[0])
         found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=False)

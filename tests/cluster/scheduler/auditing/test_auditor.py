@@ -200,6 +200,23 @@ _PREEMPTION = (
             id="preempts again, and waits for the new victims alone",
         ),
         pytest.param(
+            (
+                *("try", "preempt:a", "try", "search:preemptVictimDeleting", "+2", "try"),
+                *("preempt:b", "+1", "gone:b"),
+            ),
+            {
+                "preemption_cycle_interrupted_seconds#": 1,
+                "preemption_cycle_interrupted_seconds": 2,
+                "preemption_to_victim_deleted_seconds#": 1,
+                "preemption_to_victim_deleted_seconds": 1,
+                "preemption_victim_deleting_retries#": 2,
+                "preemption_victim_deleting_retries": 1,
+                "preemption_invalidations_total": 1,
+                "repeated_preemptions_total": 1,
+            },
+            id="attempts count for the preemption that they wait for",
+        ),
+        pytest.param(
             ("try", "preempt:a,b", "stays:a", "gone:b", "+9", "try", "preempt:c"),
             {
                 "preemption_cycle_interrupted_seconds#": 1,

@@ -166,12 +166,14 @@ def test_a_gang_is_one_workload_through_its_preemption() -> None:
 
 
 def test_a_gang_of_which_too_few_have_nodes_was_attempted_as_a_whole() -> None:
-    bed = Bed(auditor=AuditorSettings())
-    bed.node("n", 4)
-    bed.pod("g0", 1, 10, gang=2)
-    bed.pod("g1", 1, 10, gang=2, schedulingGates=[{"name": "wait"}])
-    bed.run()
+    bed, unaudited = Bed(auditor=AuditorSettings()), Bed()
+    for each in (unaudited, bed):
+        each.node("n", 4)
+        each.pod("g0", 1, 10, gang=2)
+        each.pod("g1", 1, 10, gang=2, schedulingGates=[{"name": "wait"}])
+        each.run()
     assert bed.placements == []
+    assert bed.messages == unaudited.messages
     for name in ("g0", "g1"):
         bed.gone(name)
     counts = _counts(bed)["gangDeleted"]
@@ -232,7 +234,7 @@ def test_a_gang_may_become_complete_by_its_pod_group() -> None:
         bed.pod(name, 1, 10)
         bed.pods[name]["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io"] = "g"
         bed.change(name)
-    for minimum in (2, 2, 1):
+    for minimum in (4, 2, 2, 1):
         pod_group(minimum)
     for name in ("g0", "g1"):
         bed.gone(name)

@@ -149,6 +149,23 @@ def test_annotations_of_vendors(
     assert record.lock == lock
 
 
+def test_a_gpu_without_a_share_of_its_cores_has_all_of_them() -> None:
+    resources = {full("gpu-memory-ratio"): "100"}
+    whole = parsed_allocation({"gpu": [{"minor": 2, "id": "GPU-2", "resources": resources}]})
+    for vendor, key, text in (
+        ("cambricon", "CAMBRICON_DSMLU_PROFILE", "2_100_0"),
+        (
+            "metax",
+            "metax-tech.com/gpu-devices-allocated",
+            '[[{"compute":100,"uuid":"GPU-2","vRam":0}]]',
+        ),
+    ):
+        record = adapted_record(
+            whole, node="n1", vendor=vendor, model="", isolation="", now_ns=NOW_NS
+        )
+        assert record.annotations[key] == text
+
+
 def test_without_a_gpu_only_the_time_of_binding_is_added() -> None:
     rdma = parsed_allocation({"rdma": [{"minor": 0, "resources": {full("rdma"): "1"}}]})
     record = adapted_record(rdma, node="n1", vendor="x", model="", isolation="", now_ns=5)
