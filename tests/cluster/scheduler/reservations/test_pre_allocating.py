@@ -11,7 +11,7 @@ from apis.keys import ANNOTATION_RESERVE_POD
 from apis.meta import LabelSelector
 from apis.scheduling import ReservationOwner
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
-from cluster.scheduler.plugins.contract import Given
+from cluster.scheduler.plugins.contract import Given, Refusal
 from cluster.scheduler.plugins.reservations import pre_allocation
 from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating, Settings
 from cluster.scheduler.profiles import make_plugins
@@ -151,3 +151,16 @@ def test_the_mean_over_all_that_a_reservation_wants_counts() -> None:
         pod = make_pod(name, requests={"cpu": "2", "memory": memory}, labels={"app": "a"})
         tables.place(Booking(name, name, shapes.of(pod), name))
     assert PreAllocating().score(shape, tables, slice(0, 2)).tolist() == [75, 50]
+
+
+def test_candidates_of_the_whole_cluster_need_the_profiles_consent() -> None:
+    shapes, tables = Shapes(), Tables()
+    demand = PreAllocation(name="r", owners=(), cluster=True)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    shape = shapes.of(make_pod("r", requests={"cpu": "4"}, annotations=annotations))
+    PreAllocating(Settings(cluster=True)).check(shape, tables)
+    PreAllocating().check(shapes.of(make_pod("p")), tables)
+    PreAllocating().check(_reserve_pod(shapes, multiple=True, required=True), tables)
+    with pytest.raises(Refusal, match="'Cluster': enableClusterMode is not set") as refused:
+        PreAllocating().check(shape, tables)
+    assert (refused.value.plugin, refused.value.resolvable) == ("Reservation", False)
