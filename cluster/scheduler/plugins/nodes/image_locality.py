@@ -45,7 +45,7 @@ class ImageLocality(OfNodeAlone, ScoredAsIs):
         total = zeros(len(tables.nodes))
         for image in pod.derived(_full_names):
             where = tables.images.rows(image)
-            share = len(where) / max(tables.nodes.count, 1)
+            share = len(where) / tables.nodes.count
             for row, size in where.items():
                 total[row] += int(size * share)
         largest = _LARGEST * max(len(pod.images), 1)

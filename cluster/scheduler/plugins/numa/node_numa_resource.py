@@ -180,7 +180,7 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
 
     def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return the mask that `filter` gives one row."""
-        return int(self.filter(pod, tables, only(row))[0]) if self._asks(pod) else 0
+        return int(self.filter(pod, tables, only(row)).item()) if self._asks(pod) else 0
 
     def _amplified(self, pod: PodShape, tables: Tables, asked: Asked) -> Mask:
         milli = pod.requests.get(CPU, 0)
@@ -244,8 +244,6 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
         if self.restored is None or not mask.any():
             return
         rows = self.restored.rows(pod, tables)
-        if not len(rows):
-            return
         for position in np.flatnonzero((mask != 0) & np.isin(numbers, rows)):
             if mask[position] & ~ROOM_BITS:
                 continue

@@ -83,7 +83,7 @@ def node_score(
         or pod.derived(pod_specs).numa.numa_topology_policy
     )
     if asks or table.cpu_ratio.item(row) != NO_RATIO:
-        return int(node_scores(table, settings, pod, tables, only(row))[0])
+        return int(node_scores(table, settings, pod, tables, only(row)).item())
     weights = looked_at(pod, tables, settings.scoring.weights.items())
     resources = [resource for resource, _ in weights]
     parts = []

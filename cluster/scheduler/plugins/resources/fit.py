@@ -75,7 +75,7 @@ class NodeResourcesFit(AppliesByShape, OfRowAlone):
         """Return the mask that `filter` gives one row."""
         nodes = tables.nodes
         if self._given(pod, tables, only(row)) is not None:
-            return int(self.filter(pod, tables, only(row))[0])
+            return int(self.filter(pod, tables, only(row)).item())
         mask = int(nodes.allowed_pods.item(row) <= nodes.pods.item(row))
         allocatable, requested = nodes.allocatable, nodes.requested
         for number, (name, request) in enumerate(self.looked_at(pod)):

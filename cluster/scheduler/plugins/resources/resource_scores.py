@@ -250,7 +250,7 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape, OfRowAlone):
         """Return what `score` gives one row."""
         resources = [name for name in self.resources if _counts(pod, tables, name)]
         if len(resources) != _TWO:
-            return int(self.score(pod, tables, only(row))[0])
+            return int(self.score(pod, tables, only(row)).item())
         found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=False)
         (cap, req), (other_cap, other_req) = found
         if cap <= 0 or other_cap <= 0:

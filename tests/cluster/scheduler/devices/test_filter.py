@@ -14,6 +14,7 @@ from apis.keys import (
     LABEL_GPU_VENDOR,
 )
 from cluster.scheduler.exact.devices.allocate import allocate
+from cluster.scheduler.exact.devices.candidates import Scoring
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
@@ -401,3 +402,25 @@ def test_each_node_lacks_devices_or_their_virtual_functions() -> None:
         ["Insufficient rdma devices"],
         ["Insufficient rdma VirtualFunctions"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "most", "score"),
+    [
+        ({"gpu-memory": "40Gi"}, False, (100 + 50 + 50) // 3),
+        ({"gpu-memory": "40Gi"}, True, (0 + 50 + 50) // 3),
+        ({"gpu": 25}, False, 75),
+        ({"gpu": 25}, True, 25),
+        ({"gpu": 100}, False, 0),
+        ({"gpu": 200}, False, 0),
+        ({"gpu": 200}, True, 0),
+    ],
+)
+def test_scores_count_both_units_of_gpu_memory(
+    requests: dict[str, Any], most: bool, score: int
+) -> None:
+    """More than a node has scores nothing."""
+    tables, devices = a_cluster(n1=[a_gpu(0)], n2=None)
+    weights = {full(name): 1 for name in ("gpu-core", "gpu-memory", "gpu-memory-ratio")}
+    plugin = DeviceShareScore(devices, Settings(scoring=Scoring(most=most, weights=weights)))
+    assert plugin.score(a_shape(requests), tables, slice(0, 2)).tolist() == [score, 0]

@@ -22,6 +22,7 @@ from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.records import (
     adapted_record,
     device_allocated,
+    supports,
 )
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.settings import Settings
@@ -147,6 +148,14 @@ def test_annotations_of_vendors(
     assert ANNOTATION_DEVICE_ALLOCATED in record.annotations
     assert record.labels == {LABEL_HAMI_VGPU_NODE: "n1"}
     assert record.lock == lock
+
+
+@pytest.mark.parametrize(
+    ("vendor", "gpus", "supported"),
+    [("cambricon", 1, True), ("cambricon", 2, False), ("huawei", 2, True), ("", 8, True)],
+)
+def test_how_many_gpus_a_vendors_plugin_can_give(vendor: str, gpus: int, supported: bool) -> None:
+    assert supports(vendor, gpus) is supported
 
 
 def test_a_gpu_without_a_share_of_its_cores_has_all_of_them() -> None:

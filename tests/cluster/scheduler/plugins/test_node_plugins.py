@@ -391,6 +391,10 @@ def test_images_of_volumes_count_like_those_of_containers() -> None:
         "two", containers=[{"name": "c", "image": "i:1"}, {"name": "d", "image": "x"}]
     )
     assert ImageLocality().score(shapes.of(several), tables, slice(0, 1)).tolist() == [24]
+    # Of two nodes one has it, so half of the size counts there.
+    tables.upsert_node(make_node("m"))
+    one = shapes.of(pods[0])
+    assert ImageLocality().score(one, tables, slice(0, 2)).tolist() == [23, 0]
 
 
 def _default_profile(tables: Tables) -> Profile:

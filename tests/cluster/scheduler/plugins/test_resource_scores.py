@@ -96,6 +96,7 @@ def test_what_a_node_has_too_little_of_counts_as_full(plugin: Score, score: int)
     ("allocatable", "requests", "scarce", "score"),
     [
         pytest.param({_GPU: "8"}, {"cpu": "1", "memory": "1Gi"}, {_GPU}, 50, id="half of the rest"),
+        pytest.param({_GPU: "1"}, {"cpu": "1", "memory": "1Gi"}, {_GPU}, 50, id="one is some"),
         pytest.param({}, {"cpu": "1", "memory": "1Gi"}, {_GPU}, 100, id="a node without it"),
         pytest.param({_GPU: "8"}, {"cpu": "1", _GPU: "1"}, {_GPU}, 100, id="a pod that needs it"),
     ],
@@ -151,3 +152,41 @@ def test_scores_are_normalised_to_the_largest(
     scores = np.array(raw, dtype=np.int64)
     assert to_largest(scores).tolist() == largest
     assert to_largest_reversed(scores).tolist() == reversed_
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "used", "score"),
+    [
+        pytest.param({"cpu": "4", "memory": "8Gi"}, {"cpu": "1", "memory": "2Gi"}, 75, id="even"),
+        pytest.param(
+            {"cpu": "4", "memory": "8Gi"}, {"cpu": "1"}, 75 + (100 - 87) // 2, id="evener"
+        ),
+        pytest.param(
+            {"cpu": "2", "memory": "8Gi"},
+            {"cpu": "3", "memory": "2Gi"},
+            75 + (75 - 62) // 2,
+            id="what is overbooked counts as full",
+        ),
+        pytest.param({"cpu": "4", "memory": "0"}, {"cpu": "1"}, 75, id="one resource is even"),
+    ],
+)
+def test_balance_of_two_resources(
+    allocatable: dict[str, str], used: dict[str, str], score: int
+) -> None:
+    pod = {"cpu": "1", "memory": "2Gi"} if "memory" in used else {"memory": "2Gi"}
+    tables, shape = _with(allocatable, used, pod)
+    plugin = BalancedAllocation()
+    assert plugin.score(shape, tables, slice(0, 1)).tolist() == [score]
+    assert plugin.score_row(shape, tables, 0) == score
+
+
+def test_balance_of_other_counts_of_resources() -> None:
+    tables, shape = _with({"cpu": "4", "memory": "8Gi"}, {"cpu": "1"}, {"cpu": "1", _GPU: "1"})
+    tables.upsert_node(make_node("m", allocatable={"cpu": "4", "memory": "8Gi", _GPU: "2"}))
+    rows = slice(0, 2)
+    # The first node has no GPU: of one resource, or of none, it is as even as before.
+    assert BalancedAllocation((_GPU,)).score(shape, tables, rows).tolist() == [75, 75]
+    three = BalancedAllocation(("cpu", "memory", _GPU))
+    # Fractions before and after: 1/4, 0 and 2/4, 0; then 0, 0, 0 and 1/4, 0, 1/2.
+    assert three.score(shape, tables, rows).tolist() == [75 + (75 - 87) // 2, 75 + (79 - 100) // 2]
+    assert [three.score_row(shape, tables, row) for row in (0, 1)] == [69, 64]

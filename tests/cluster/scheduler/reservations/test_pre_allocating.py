@@ -7,7 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from apis.keys import ANNOTATION_RESERVE_POD
+from apis.keys import (
+    ANNOTATION_PRE_ALLOCATABLE_PRIORITY,
+    ANNOTATION_RESERVE_POD,
+    LABEL_IS_PRE_ALLOCATABLE,
+)
 from apis.meta import LabelSelector
 from apis.scheduling import ReservationOwner
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
@@ -164,3 +168,36 @@ def test_candidates_of_the_whole_cluster_need_the_profiles_consent() -> None:
     with pytest.raises(Refusal, match="'Cluster': enableClusterMode is not set") as refused:
         PreAllocating().check(shape, tables)
     assert (refused.value.plugin, refused.value.resolvable) == ("Reservation", False)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "taken"),
+    [
+        (("2", "10"), "b"),
+        (("-5", ""), "b"),
+        (("-7", "-5"), "b"),
+        (("", "1-"), "a"),
+        (("", "5x"), "a"),
+        (("-1", "99999999999"), "b"),
+        (("", "99999999999"), "a"),
+        (("0", "9999999999"), "b"),
+        (("7", "7"), "a"),
+    ],
+)
+def test_candidates_of_the_cluster_are_taken_by_their_priority(
+    priorities: tuple[str, str], taken: str
+) -> None:
+    """What is no number of at most ten digits counts as 0; equal ones go by UID."""
+    shapes, tables = Shapes(), Tables()
+    tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    for uid, priority in zip("ab", priorities, strict=True):
+        labels = {LABEL_IS_PRE_ALLOCATABLE: "true"}
+        annotations = {ANNOTATION_PRE_ALLOCATABLE_PRIORITY: priority}
+        pod = make_pod(uid, requests={"cpu": "2"}, labels=labels, annotations=annotations)
+        tables.place(Booking(uid, uid, shapes.of(pod), "n"))
+    owner = ReservationOwner(label_selector=LabelSelector())
+    demand = PreAllocation(name="r", owners=(owner,), cluster=True)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    shape = shapes.of(make_pod("r", requests={"cpu": "2"}, annotations=annotations))
+    found = PreAllocating(Settings(cluster=True)).taken_over(shape, tables, slice(0, 1))
+    assert [booking.uid for booking in found[0]] == [taken]
