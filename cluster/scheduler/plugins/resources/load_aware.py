@@ -254,4 +254,5 @@ def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
     """
     some = np.maximum(allocatable, 1)
     used = np.minimum(used, LARGEST_AMOUNT)
-    return (200 * used + some) // (2 * some)
+    percent: Scores = (200 * used + some) // (2 * some)
+    return percent
