@@ -39,6 +39,7 @@ from tests.cluster.scheduler.devices.making import (
     a_nic,
     a_shape,
     full,
+    parsed_allocation,
 )
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -155,6 +156,47 @@ def test_partitions_of_models_and_of_devices() -> None:
     assert texts(demanded, tables, devices) == [none, none, [], table]
     size = ["node(s) Unsupported number of GPU requests"]
     assert texts(a_shape({"gpu": 300}), tables, devices)[2] == size
+
+
+_PAIRS = (
+    '{"2":[{"minors":[0,1],"ringBusBandwidth":"100Gi","allocationScore":9},'
+    '{"minors":[2,3],"ringBusBandwidth":"300Gi","allocationScore":1}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "held", "wanted", "passes"),
+    [
+        pytest.param((), {}, {}, True, id="the best pair"),
+        pytest.param((0,), {}, {}, True, id="a broken GPU of the best pair"),
+        pytest.param((0, 3), {}, {}, False, id="a broken GPU of each pair"),
+        pytest.param((0,), {2: "500Mi"}, {}, False, id="a pod has a part of the other pair"),
+        pytest.param((), {}, {"allocatePolicy": "Restricted"}, True, id="the best pair alone"),
+        pytest.param((0,), {}, {"allocatePolicy": "Restricted"}, False, id="the best is broken"),
+        pytest.param((), {}, {"ringBusBandwidth": "300Gi"}, True, id="fast enough"),
+        pytest.param((), {}, {"ringBusBandwidth": "301Gi"}, False, id="too slow"),
+        pytest.param((2,), {}, {"ringBusBandwidth": "101Gi"}, False, id="the slow pair is left"),
+    ],
+)
+def test_a_pair_of_linked_gpus(
+    broken: tuple[int, ...], held: dict[int, str], wanted: dict[str, str], passes: bool
+) -> None:
+    tables, devices = a_cluster(n1=[])
+    gpus = [a_gpu(minor, health=minor not in broken) for minor in range(4)]
+    honor = {LABEL_GPU_PARTITION_POLICY: "Honor"}
+    annotations = {ANNOTATION_GPU_PARTITIONS: _PAIRS}
+    devices.set_device(a_device_object("n1", gpus, labels=honor, annotations=annotations))
+    for minor, memory in held.items():
+        entry = {"minor": minor, "resources": {full("gpu-memory"): memory}}
+        shape = a_shape({"gpu-memory": memory})
+        allocated = parsed_allocation({"gpu": [entry]})
+        tables.place(a_booking(f"on-{minor}", shape, "n1", allocated))
+    shape = a_shape({"gpu": 200}, partition=wanted) if wanted else a_shape({"gpu": 200})
+    assert texts(shape, tables, devices) == [
+        [] if passes else ["Insufficient Partitioned GPU Devices"]
+    ]
+    outcome = DeviceShareAllocator(devices).choose(shape, 0)
+    assert isinstance(outcome, Failure) is not passes
 
 
 def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
