@@ -148,10 +148,7 @@ class NodeNUMAResource(ScoredAsIs, OfRowAlone):
             return False
         policy, _ = own_policy(self.settings, pod)
         return bool(
-            policy
-            or pod.derived(pod_specs).numa.numa_topology_policy
-            or self.table.any_policy
-            or ANNOTATION_RESOURCE_STATUS in pod.annotations
+            policy or pod.derived(pod_specs).numa.numa_topology_policy or self.table.any_policy
         )
 
     # --- filter ----------------------------------------------------------------------------------
