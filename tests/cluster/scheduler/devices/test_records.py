@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -225,6 +226,9 @@ def test_the_lock_of_a_node_is_named_for_vendors_that_need_it() -> None:
         found = allocator.choose(shape, 0)
         assert not isinstance(found, Failure)
         booking = a_booking("p", shape, "n1", found)
-        assert allocator.record(booking, tables).lock == lock
+        recorded = allocator.record(replace(booking, start=12.5), tables)
+        assert recorded.lock == lock
+        when = recorded.annotations["scheduling.koordinator.sh/bind-timestamp"]
+        assert when == "12500000000"
         assert allocator.record(a_booking("p", shape, "n1", {}), tables).lock == ""
         assert DeviceShareAllocator(devices).record(booking, tables).lock == ""

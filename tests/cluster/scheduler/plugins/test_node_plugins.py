@@ -582,6 +582,9 @@ def test_terms_of_the_profile_count_beside_those_of_the_pod() -> None:
         pytest.param({"cpu": "0"}, [3, 110, 110], id="a request of nothing"),
         pytest.param({"cpu": "1", "example.com/x": "1"}, [0, 5, 0], id="what one node has"),
         pytest.param({"cpu": "1", "example.com/y": "1"}, [0, 0, 0], id="what no node has"),
+        pytest.param(
+            {"cpu": "1", "example.com/y": "1", "example.com/z": "1"}, [0, 0, 0], id="two such"
+        ),
         pytest.param({"cpu": "17"}, [0, 0, 0], id="more than a node has"),
     ],
 )
@@ -599,7 +602,9 @@ def test_how_many_pods_of_a_shape_a_node_has_left(
     plugin = NodeResourcesFit()
     found = plugin.headroom(pod, tables, slice(0, 3), 1000)
     assert found.tolist() == headroom
-    assert (plugin.filter(pod, tables, slice(0, 3)) == 0).tolist() == [n > 0 for n in headroom]
+    mask = plugin.filter(pod, tables, slice(0, 3))
+    assert (mask == 0).tolist() == [count > 0 for count in headroom]
+    assert [plugin.filter_row(pod, tables, row) for row in range(3)] == mask.tolist()
 
 
 def test_resources_that_extenders_manage_are_not_looked_at() -> None:
@@ -631,3 +636,23 @@ def test_what_containers_request_by_default_counts_for_fullness_and_not_for_bala
     ):
         assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
         assert plugin.score_row(pod, tables, 0) == score
+
+
+@pytest.mark.parametrize(
+    ("effect", "held", "score"),
+    [("NoSchedule", 1, 0), ("NoExecute", 1, 0), ("PreferNoSchedule", 0, 1)],
+)
+def test_what_a_taint_does_to_pods_that_do_not_tolerate_it(
+    effect: str, held: int, score: int
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n", taints=[{"key": "k", "value": "v", "effect": effect}]))
+    plugin, rows = TaintToleration(), slice(0, 1)
+    plain = shapes.of(make_pod("p"))
+    tolerations = [{"key": "k", "operator": "Exists"}]
+    tolerant = shapes.of(make_pod("q", tolerations=tolerations))
+    assert plugin.applies(plain, tables)
+    assert plugin.filter(plain, tables, rows).tolist() == [held]
+    assert plugin.score(plain, tables, rows).tolist() == [score]
+    assert plugin.filter(tolerant, tables, rows).tolist() == [0]
+    assert plugin.score(tolerant, tables, rows).tolist() == [0]

@@ -84,6 +84,17 @@ def test_a_pod_stays_that_turns_out_not_to_be_in_the_way() -> None:
     assert _revoked(bed) == ["large"]
 
 
+def test_only_as_many_pods_stay_as_there_is_room_for_together() -> None:
+    bed = Bed("20")
+    bed.quota("a", {}, {"cpu": "20"})
+    _place(bed, "less", {"cpu": "2"}, 0)
+    _place(bed, "more", {"cpu": "2"}, 1)
+    _place(bed, "large", {"cpu": "5"}, 2)
+    _place(bed, "high", {"cpu": "2"}, 9)
+    bed.quota("a", {}, {"cpu": "5"})
+    assert _revoked(bed) == ["less", "large"]
+
+
 def test_pods_that_use_nothing_of_what_lacks_stay() -> None:
     bed = Bed("20")
     bed.quota("a", {}, {"cpu": "20", "memory": "100Gi"})

@@ -17,6 +17,7 @@ from apis.storage import (
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
 from cluster.scheduler.plugins.contract import Reason, Refusal
 from cluster.scheduler.plugins.volumes.binding import VolumeBinding
+from cluster.scheduler.plugins.volumes.restrictions import VolumeRestrictions
 from cluster.scheduler.plugins.volumes.zone import VolumeZone
 from cluster.scheduler.sources.bookings import booking_of
 from cluster.scheduler.tables.booking import Allocation
@@ -663,3 +664,13 @@ def test_each_driver_of_a_pods_volumes_counts() -> None:
     # The same volume is of another driver now.
     cluster.volume("v1", claim="c1", csi=("csi.none", "h"))
     assert [cluster.feasible(pod) for pod in pods] == [{"n0", "n2"}, {"n0", "n2"}]
+
+
+def test_a_claim_that_is_missing_refuses_the_pod_before_it_is_known_to_be_for_one() -> None:
+    cluster = _cluster()
+    pod = cluster.shapes.of(pod_with("p", "c"))
+    with pytest.raises(Refusal, match='persistentvolumeclaim "c" not found') as raised:
+        VolumeRestrictions().applies(pod, cluster.tables)
+    assert raised.value.plugin == "VolumeRestrictions"
+    cluster.claim("c", volume="v", modes=("ReadWriteMany",))
+    assert not VolumeRestrictions().applies(pod, cluster.tables)
