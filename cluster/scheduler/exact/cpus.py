@@ -8,6 +8,7 @@ as the pod's bind policy says. docs/scheduler.md, "NodeNUMAResource", describes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -355,13 +356,7 @@ def _first_of(cores: Sequence[Core], count: int) -> int:
     exact = whole_sum(cores, count)
     if exact is not None:
         return exact
-    taken = 0
-    for core in cores:
-        for cpu in _single_bits(core.mask):
-            if taken.bit_count() == count:
-                return taken
-            taken |= cpu
-    return taken
+    return sum(islice((cpu for core in cores for cpu in _single_bits(core.mask)), count))
 
 
 def _single_bits(mask: int) -> Iterator[int]:

@@ -12,16 +12,15 @@ def split_evenly(amount: int, available: Mapping[int, int], *, step: int = 1) ->
     takes the smaller of its available amount and remaining / (k - i). 10 over {0: 3, 1: 20} is
     {0: 3, 1: 7}.
 
-    step: the shares are multiples of it, except that the last node may get the rest. The shares
-    add up to less than `amount` only where the available multiples of `step` do.
+    step: the shares are multiples of it, as the available amounts have to be, except that the last
+    node may get the rest. They add up to less than `amount` only where what is available does.
     """
-    order = sorted(available, key=lambda node: (available[node] // step, node))
+    order = sorted(available, key=lambda node: (available[node], node))
     shares: dict[int, int] = {}
     left = amount
     for position, node in enumerate(order):
         nodes_left = len(order) - position
         fair = left if nodes_left == 1 else left // step // nodes_left * step
-        limit = available[node] if nodes_left == 1 else available[node] // step * step
-        shares[node] = min(limit, fair)
+        shares[node] = min(available[node], fair)
         left -= shares[node]
     return shares

@@ -54,7 +54,7 @@ Provider = Callable[[Sequence[int]], Hints | None]
 class NumaDemand:
     """What a pod is to get on one node.
 
-    amounts: the pod's requests. cpus: None for a pod that is not bound to CPUs.
+    amounts: what the pod requests, more than 0 each. cpus: None for a pod that is bound to none.
     policy: of pod and node together. wider_restricted: Restricted also accepts sets that are wider
     than the narrowest one that the machine has room for.
     """
@@ -117,8 +117,9 @@ class _Room(NamedTuple):
 
 def _free_for(state: NumaState, demand: CpuDemand) -> int:
     """Return the CPUs that this pod may get: no core of another pod that wants it alone."""
-    if not demand.alone_on_core or state.topology is None or not state.alone:
+    if not demand.alone_on_core:
         return state.free
+    assert state.topology is not None
     return state.free & ~cores_of(state.topology, state.alone)
 
 
@@ -126,16 +127,16 @@ def _room(state: NumaState, demand: NumaDemand) -> _Room:
     """Return the room for the resources that the node's NUMA nodes have, and for CPUs."""
     names = [
         name
-        for name, amount in demand.amounts.items()
-        if amount > 0
-        and any(name in node.total for node in state.numa.values())
+        for name in demand.amounts
+        if any(name in node.total for node in state.numa.values())
         and not (name == CPU and demand.cpus)
     ]
     need = {name: demand.amounts[name] for name in names}
     free = {name: {i: node.free.get(name, 0) for i, node in state.numa.items()} for name in names}
     total = {name: {i: node.total.get(name, 0) for i, node in state.numa.items()} for name in names}
     cpus = demand.cpus
-    if cpus is not None and state.topology is not None:
+    if cpus is not None:
+        assert state.topology is not None
         usable = usable_cpus(state.topology, _free_for(state, cpus), cpus, state.preferred)
         need[CPU] = cpus.count
         free[CPU], total[CPU] = {}, {}
@@ -184,11 +185,11 @@ def place_in(state: NumaState, demand: NumaDemand, mask: int) -> Placement | Unf
         if isinstance(found, Unfit):
             return found
         cpus = found
-        if state.topology is not None:
-            for node in nodes:
-                count = (cpus & state.topology.numa.get(node, 0)).bit_count()
-                if count:
-                    amounts[node][CPU] = 1000 * count
+        assert state.topology is not None
+        for node in nodes:
+            count = (cpus & state.topology.numa.get(node, 0)).bit_count()
+            if count:
+                amounts[node][CPU] = 1000 * count
     numa = tuple((node, dict(sorted(a.items()))) for node, a in sorted(amounts.items()) if a)
     return Placement(cpus, numa)
 
@@ -200,8 +201,7 @@ def _cpus_in(state: NumaState, demand: CpuDemand, limits: Mapping[int, int]) -> 
     limits allow and that is nearest is taken then.
     """
     topology = state.topology
-    if topology is None:
-        return Unfit(INVALID_TOPOLOGY)
+    assert topology is not None
     if sum(limits.values()) < demand.count:
         return Unfit(f"Insufficient NUMA {CPU}")
     step = topology.core_step if demand.policy is FULL and demand.required else 1
@@ -314,11 +314,10 @@ def affinities(policy: NUMATopologyPolicy, ids: Iterable[int], hints: Sequence[H
     Of the sets that every provider could use, those come first that all prefer; then those that do
     not mix pods of one NUMA node with wider ones; then the narrower, the one with the larger sum of
     scores, the smaller value. Restricted and SingleNUMANode admit preferred sets only, BestEffort
-    any set and in the end all NUMA nodes. hints: of each provider that has an opinion.
+    any set and in the end all NUMA nodes. hints: of each provider that has an opinion, at
+    least one.
     """
     everything = sum(1 << node for node in ids)
-    if not hints:
-        return [everything]
     common = set(hints[0]).intersection(*hints[1:])
     ranked: list[tuple[bool, bool, int, int, int]] = []
     for mask in common:
@@ -388,8 +387,9 @@ def _why_none(state: NumaState, demand: NumaDemand, own: Hints | None) -> Unfit:
 
 
 def _without_policy(state: NumaState, demand: NumaDemand) -> Placement | Unfit:
-    if demand.cpus is None or state.topology is None:
+    if demand.cpus is None:
         return Placement()
+    assert state.topology is not None
     cpus = allocate_cpus(
         state.topology,
         _free_for(state, demand.cpus),

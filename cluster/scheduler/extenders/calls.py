@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import ssl
 import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -95,17 +94,16 @@ def _context(tls: ExtenderTLSConfig, *, trusts_all: bool) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if tls.cert_data or tls.cert_file:
         # The ssl module reads keys from files only: a private folder, removed at once.
-        with tempfile.TemporaryDirectory(prefix="koord-tls-") as folder:
-            cert = _file(folder, "cert", tls.cert_data, tls.cert_file)
-            context.load_cert_chain(cert, _file(folder, "key", tls.key_data, tls.key_file))
+        with tempfile.TemporaryDirectory() as folder:
+            cert = _file(folder, tls.cert_data, tls.cert_file)
+            context.load_cert_chain(cert, _file(folder, tls.key_data, tls.key_file))
     return context
 
 
-def _file(folder: str, name: str, data: str, path: str) -> str:
+def _file(folder: str, data: str, path: str) -> str:
     """Return a file with base64 data, or the configured file where there is none."""
     if not data:
         return path
-    made = Path(folder, name)
-    made.touch(mode=0o600)
-    made.write_bytes(base64.b64decode(data))
-    return str(made)
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as made:
+        made.write(base64.b64decode(data))
+    return made.name

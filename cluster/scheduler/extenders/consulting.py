@@ -97,14 +97,14 @@ class PreemptionProposer(Protocol):
 
 @dataclass(slots=True)
 class _Extender:
-    """One extender. problem: why its last call failed, "" if it did not. rests_until: when it may
-    be asked about preemptions again after it did not answer, by the loop's clock. rests_because:
-    why it did not, whatever became of other calls since."""
+    """One extender. fails: whether its last call failed. rests_until: when it may be asked about
+    preemptions again after it did not answer, by the loop's clock. rests_because: why it did not,
+    whatever became of other calls since."""
 
     configured: Extender
     calls: ExtenderCalls
     managed: frozenset[str] = field(init=False)
-    problem: str = ""
+    fails: bool = False
     rests_until: float = -math.inf
     rests_because: str = ""
 
@@ -117,13 +117,9 @@ class _Extender:
         return not self.managed.isdisjoint(pod.requests) or not self.managed.isdisjoint(pod.limits)
 
     async def call(self, verb: str, body: bytes) -> bytes:
-        """Return the answer. Raises ExtenderError; the log has the first of several failures."""
-        try:
-            answer = await self.calls.call(verb, body)
-        except ExtenderError as error:
-            self.failed(error)
-            raise
-        self.problem = ""
+        """Return the answer. Raises ExtenderError, which the caller gives to `failed`."""
+        answer = await self.calls.call(verb, body)
+        self.fails = False
         return answer
 
     def rest(self, because: Unanswered) -> None:
@@ -137,9 +133,10 @@ class _Extender:
         return asyncio.get_running_loop().time() < self.rests_until
 
     def failed(self, error: ExtenderError) -> None:
-        if not self.problem:
+        """Log the first of several failures."""
+        if not self.fails:
             _log.warning("extender %s: %s", self.calls.url, error)
-        self.problem = str(error)
+        self.fails = True
 
 
 class Extenders:

@@ -157,6 +157,15 @@ class Score(Protocol):
         ...
 
 
+class OfRowAlone:
+    """A filter or score whose result for a row changes only when this row does."""
+
+    __slots__ = ()
+
+    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
+        return 0
+
+
 class OfNodeAlone:
     """A filter or score whose result for a row follows from the Node object alone.
 
@@ -309,20 +318,26 @@ class Explainer(Protocol):
         ...
 
 
+def zeros(shape: int | tuple[int, ...]) -> NDArray[np.int64]:
+    """Return a mask that every row passes, or scores or amounts of 0."""
+    return np.zeros(shape, dtype=np.int64)
+
+
 def only(row: int) -> NDArray[np.intp]:
     """Return one row as an array of rows."""
     return np.array([row], dtype=np.intp)
 
 
+def percent_of(part: Scores, whole: Scores) -> Scores:
+    """Return part * 100 // whole; of nothing, a part of nothing is 0."""
+    return part * MAX_SCORE // np.maximum(whole, 1)
+
+
 def to_largest(raw: Scores) -> Scores:
     """Normalise so that the largest score becomes 100: raw * 100 // largest; all 0 stay 0."""
-    largest = int(raw.max(initial=0))
-    return raw * MAX_SCORE // largest if largest > 0 else raw
+    return raw * MAX_SCORE // max(int(raw.max(initial=0)), 1)
 
 
 def to_largest_reversed(raw: Scores) -> Scores:
     """Normalise so that 0 becomes 100 and the largest score 0; all 100 where all are 0."""
-    largest = int(raw.max(initial=0))
-    if largest == 0:
-        return np.full_like(raw, MAX_SCORE)
-    return MAX_SCORE - raw * MAX_SCORE // largest
+    return MAX_SCORE - to_largest(raw)

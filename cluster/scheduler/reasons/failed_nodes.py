@@ -35,8 +35,6 @@ def failed_nodes(
     counts: Counter[tuple[str, str, bool]] = Counter()
     for plugin, mask in masks:
         held = np.flatnonzero(open_rows & (mask != 0))
-        if not len(held):
-            continue
         open_rows[held] = False
         bits = mask[held]
         for number, reason in enumerate(plugin.reasons(pod)):

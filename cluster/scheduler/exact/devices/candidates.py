@@ -172,7 +172,7 @@ def fullness(total: Amounts, free: Amounts, requested: Amounts, scoring: Scoring
         if capacity <= 0:
             continue
         used = capacity - free.get(name, 0) + requested.get(name, 0)
-        if 0 <= used <= capacity:
+        if used <= capacity:
             score += weight * ((used if scoring.most else capacity - used) * MAX_SCORE // capacity)
         weights += weight
     return score // weights if weights else 0

@@ -32,9 +32,7 @@ from cluster.scheduler.exact.devices.allocate import Devices
 from cluster.scheduler.tables.devices.request import WHOLE
 
 HAMI_CORE: Final = "HAMi-core"
-HUAWEI: Final = "huawei"
 CAMBRICON: Final = "cambricon"
-METAX: Final = "metax"
 ASCEND_310P_DUO: Final = "Ascend-310P3-300I-DUO"
 
 _MIB: Final = 1 << 20

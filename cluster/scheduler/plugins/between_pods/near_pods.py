@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import Scores, to_largest_reversed
+from cluster.scheduler.plugins.contract import Scores, to_largest_reversed, zeros
 from cluster.scheduler.tables.gather import selected
 from cluster.scheduler.tables.matching import Counter
 from cluster.scheduler.tables.network_topology import OUTSIDE, NetworkTopology, NetworkTree
@@ -58,12 +58,12 @@ class NetworkTopologyScore:
         tree = self.network.tree()
         counter = same_job(pod, tables)
         if tree is None or counter is None or not len(feasible):
-            return np.zeros(len(feasible), dtype=np.int64)
+            return zeros(len(feasible))
         length = len(tables.nodes)
         on_nodes = counter.column(length)
-        passes = np.zeros(length, dtype=np.int64)
+        passes = zeros(length)
         passes[feasible] = 1
-        keys = [on_nodes[feasible] * -1]
+        keys = [-on_nodes[feasible]]
         by_layer = _by_layer(tree, feasible)
         existing, open_nodes = tree.sums(on_nodes), tree.sums(passes)
         keys += [-existing[domains] for domains in by_layer]
@@ -73,7 +73,7 @@ class NetworkTopologyScore:
         # A node that is not in the tree comes after all others.
         order = np.concatenate((order[~_outside(tree, feasible)[order]],
                                 order[_outside(tree, feasible)[order]]))  # fmt: skip
-        position = np.empty(len(feasible), dtype=np.int64)
+        position = zeros(len(feasible))
         position[order] = np.arange(len(feasible))
         return to_largest_reversed(position)
 

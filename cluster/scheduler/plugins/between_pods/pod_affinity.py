@@ -23,7 +23,15 @@ from numpy.typing import NDArray
 
 from apis.scheduling_pod import PodAffinity, PodAffinityTerm
 from cluster.scheduler.plugins.between_pods.pod_selection import TermPods, sees_reserve_pods
-from cluster.scheduler.plugins.contract import MAX_SCORE, NO_LIMIT, Leaving, Mask, Reason, Scores
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    NO_LIMIT,
+    Leaving,
+    Mask,
+    Reason,
+    Scores,
+    zeros,
+)
 from cluster.scheduler.tables.labels import ABSENT
 from cluster.scheduler.tables.matching import Counter, Weigh, is_reserve_pod
 from cluster.scheduler.tables.nodes import Rows
@@ -150,7 +158,7 @@ class InterPodAffinity:
         length = len(tables.nodes)
         around = self._around(pod, tables)
         alive = tables.nodes.alive[:length]
-        mask = np.zeros(length, dtype=np.int64)
+        mask = zeros(length)
         own = terms_of(pod, tables)
         for counter in around.required:
             has_keys = np.ones(length, dtype=np.bool_)
@@ -172,7 +180,7 @@ class InterPodAffinity:
         Affinity sets no limit: one of the pods that are placed may be the one that others need.
         """
         length = len(tables.nodes)
-        apart = np.zeros(length, dtype=np.int64)
+        apart = zeros(length)
         self._keep_apart(apart, self._around(pod, tables), tables)
         headroom = np.where(apart == 0, NO_LIMIT, 0)
         for term in terms_of(pod, tables).anti_affinity:
@@ -311,7 +319,7 @@ class InterPodAffinityScore:
 
     def score_set(self, pod: PodShape, tables: Tables, feasible: NDArray[np.intp]) -> Scores:
         length = len(tables.nodes)
-        total = np.zeros(len(feasible), dtype=np.int64)
+        total = zeros(len(feasible))
         for topology_key, counter in self.affinity.scored(pod, tables):
             labels = tables.nodes.labels.column(topology_key)
             sums = counter.by_domain(labels, tables.nodes.alive[:length])

@@ -35,6 +35,7 @@ from cluster.scheduler.plugins.contract import (
     Mask,
     Reason,
     Scores,
+    zeros,
 )
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.plugins.nodes.taints import TaintToleration
@@ -105,7 +106,7 @@ class PodTopologySpread(AppliesByShape):
         return 2 * version + sees_reserve_pods(pod, tables)
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         for domains in self._domains(pod, tables):
             ids = domains.ids
             skewed = domains.over() > 0
@@ -115,7 +116,7 @@ class PodTopologySpread(AppliesByShape):
 
     def headroom(self, pod: PodShape, tables: Tables, rows: Rows, pods: int) -> NDArray[np.int64]:
         """Return what each domain may have more if all other domains are filled first."""
-        headroom = np.full(len(tables.nodes), NO_LIMIT, dtype=np.int64)
+        headroom = np.full(len(tables.nodes), NO_LIMIT)
         for domains in self._domains(pod, tables):
             ids = domains.ids
             headroom[ids == ABSENT] = 0
@@ -191,7 +192,7 @@ class PodTopologySpreadScore(AppliesByShape):
     def score_set(self, pod: PodShape, tables: Tables, feasible: NDArray[np.intp]) -> Scores:
         count, length = len(feasible), len(tables.nodes)
         if not count:
-            return np.zeros(0, dtype=np.int64)
+            return zeros(0)
         # Feasible rows ascend. Without an index nothing is copied.
         rows: slice | NDArray[np.intp] = slice(0, length) if count == length else feasible
         with_keys: NDArray[np.bool_] | None = None
@@ -201,7 +202,7 @@ class PodTopologySpreadScore(AppliesByShape):
             with_keys = _has_keys(self.spread.constraints(pod, "ScheduleAnyway"), tables)
             scored = with_keys[rows]
             if not scored.any():
-                return np.zeros(count, dtype=np.int64)
+                return zeros(count)
             if scored.all():
                 scored = None
         total = np.zeros(count, dtype=np.float64)
@@ -224,7 +225,7 @@ class PodTopologySpreadScore(AppliesByShape):
         of_scored = raw if scored is None else raw[scored]
         smallest, largest = int(of_scored.min()), int(of_scored.max())
         if largest == 0:
-            result = np.full(count, MAX_SCORE, dtype=np.int64)
+            result = np.full(count, MAX_SCORE)
         else:
             result = MAX_SCORE * (largest + smallest - raw) // largest
         return result if scored is None else np.where(scored, result, 0)

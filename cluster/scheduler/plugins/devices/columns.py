@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from apis.device import DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from apis.meta import LabelSelector, matches
-from cluster.scheduler.exact.devices.candidates import MAX_SCORE, Scoring
+from cluster.scheduler.exact.devices.candidates import Scoring
+from cluster.scheduler.plugins.contract import percent_of, zeros
 from cluster.scheduler.tables.amounts import Vector
 from cluster.scheduler.tables.devices.columns import NO_SEGMENT, DeviceColumns
 from cluster.scheduler.tables.devices.inventory import MOST_DEVICES
@@ -118,7 +119,7 @@ def most_together(columns: DeviceColumns, slots: Slots, fits: Flags, scope: Scop
         all_of_node: Vector = fits.sum(axis=1, dtype=np.int64)
         return all_of_node
     segments = (columns.pcie if scope >= Scope.PCIE else columns.numa)[slots]
-    most: Vector = np.zeros(len(fits), dtype=np.int64)
+    most: Vector = zeros(len(fits))
     for segment in range(int(segments.max(initial=-1)) + 1):
         np.maximum(most, (fits & (segments == segment)).sum(axis=1), out=most)
     return most
@@ -169,25 +170,26 @@ def node_scores(
     free = np.where(considered[..., None], columns.free[slots], 0).sum(axis=1)
     devices = np.maximum(considered.sum(axis=1), 1)
     count = considered.sum(axis=1) if wanted.every else min(wanted.count, MOST_DEVICES)
-    score: Vector = np.zeros(len(slots), dtype=np.int64)
-    weights: Vector = np.zeros(len(slots), dtype=np.int64)
+    score: Vector = zeros(len(slots))
+    weights: Vector = zeros(len(slots))
     for name, weight in scoring.weights.items():
         if name not in columns.column:
             continue
         column = columns.column[name]
         capacity = total[:, column]
         each = wanted.each.get(name, 0)
-        if wanted.type == _GPU and each == 0:
-            # The other unit of GPU memory, of the node's mean device.
+        if each == 0:
+            # The other unit of GPU memory, of the node's mean device. Devices of other types have
+            # one resource, which is requested.
             mean = total[:, columns.column[GPU_MEMORY]] // devices
             if name == GPU_MEMORY and GPU_MEMORY_RATIO in wanted.each:
                 each = wanted.each[GPU_MEMORY_RATIO] * mean // WHOLE
             elif name == GPU_MEMORY_RATIO and wanted.by_bytes:
                 each = wanted.each[GPU_MEMORY] * WHOLE // np.maximum(mean, 1)
         used = capacity - free[:, column] + each * count
-        within = (capacity > 0) & (used >= 0) & (used <= capacity)
+        within = (capacity > 0) & (used <= capacity)
         part = used if scoring.most else capacity - used
-        score += weight * np.where(within, part * MAX_SCORE // np.maximum(capacity, 1), 0)
+        score += weight * percent_of(part, capacity) * within
         weights += weight * (capacity > 0)
-    result: Vector = np.where(weights > 0, score // np.maximum(weights, 1), 0)
+    result: Vector = score // np.maximum(weights, 1)
     return result

@@ -31,10 +31,12 @@ from cluster.scheduler.exact.devices.records import (
 from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Mask,
+    OfRowAlone,
     Reason,
     Restored,
     Scores,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.plugins.devices.columns import (
     Flags,
@@ -79,7 +81,7 @@ MOST_MODELS: Final = 32
 mask has 62 bits."""
 
 
-class DeviceShareFilter(AppliesByShape):
+class DeviceShareFilter(AppliesByShape, OfRowAlone):
     """Holds back nodes that cannot give the devices."""
 
     name = NAME
@@ -99,9 +101,6 @@ class DeviceShareFilter(AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return requested(pod) is not None
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         models = [
             Reason(f'model "{model}" of vendor "{vendor}" does not support GPU Share', False)
@@ -113,10 +112,9 @@ class DeviceShareFilter(AppliesByShape):
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         request = requested(pod)
+        assert request is not None
         slots = self._devices.slots(rows)
-        mask = np.zeros(len(slots), dtype=np.int64)
-        if request is None:
-            return mask
+        mask = zeros(len(slots))
         if request.shares_gpu:
             mask |= self._sharing(request, tables, rows)
         there = slots != NO_SLOT
@@ -182,7 +180,7 @@ class DeviceShareFilter(AppliesByShape):
     def _sharing(self, request: DeviceRequest, tables: Tables, rows: Rows) -> Mask:
         """Return the bits of nodes on which GPUs cannot be shared as the pod wants."""
         labels = tables.nodes.labels
-        mask = np.zeros(len(self._devices.slots(rows)), dtype=np.int64)
+        mask = zeros(len(self._devices.slots(rows)))
         if request.isolation:
             column = labels.column(LABEL_GPU_ISOLATION_PROVIDER)
             provider = column.known(request.isolation)
@@ -198,7 +196,7 @@ class DeviceShareFilter(AppliesByShape):
 
     def _by_columns(self, request: DeviceRequest, slots: Slots) -> tuple[Mask, Flags]:
         """Return the mask of slots, and for which of them only an allocation can decide."""
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         undecided: Flags = np.zeros(len(slots), dtype=np.bool_)
         rules = [self._devices.rules(int(slot)) for slot in slots]
         fits = {
@@ -229,7 +227,7 @@ class DeviceShareFilter(AppliesByShape):
         """Return, for one type, the mask of slots and which of them are undecided."""
         type_ = wanted.type
         columns = self._devices.columns[type_]
-        least = np.full(len(slots), wanted.count, dtype=np.int64)
+        least = np.full(len(slots), wanted.count)
         if wanted.every:
             least = np.maximum(selected(columns, slots, wanted.selector).sum(axis=1), 1)
         none = ~columns.present[slots].any(axis=1)
@@ -278,24 +276,24 @@ class DeviceShareFilter(AppliesByShape):
 
     def _templates(self, request: DeviceRequest, slots: Slots) -> Mask:
         """Return the bit of slots for whose model no template equals the share."""
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         gpu = request.types.get(_GPU)
         templates = rules_of(self._settings, self._devices).templates
         if gpu is not None and templates.concern(gpu):
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
-                if inventory is None or not templates.of(
-                    gpu, vendor=inventory.vendor, model=inventory.model
-                ):
+                assert inventory is not None
+                if not templates.of(gpu, vendor=inventory.vendor, model=inventory.model):
                     mask[position] = _BITS[failures.NO_TEMPLATE]
         return mask
 
     def _of_vendor(self, wanted: TypeRequest, slots: Slots) -> Mask:
-        mask = np.zeros(len(slots), dtype=np.int64)
+        mask = zeros(len(slots))
         if self._settings.adaption and wanted.count != 1:
             for position, slot in enumerate(slots):
                 inventory = self._devices.inventory(int(slot))
-                if inventory is not None and not supports(inventory.vendor, wanted.count):
+                assert inventory is not None
+                if not supports(inventory.vendor, wanted.count):
                     mask[position] = _BITS[failures.UNSUPPORTED_COUNT]
         return mask
 
@@ -331,7 +329,7 @@ def _in_scope(
 def _by_partition(
     rules: Sequence[PartitionRules], wanted: TypeRequest, found: Flags, concerned: Flags
 ) -> Mask:
-    mask = np.zeros(len(found), dtype=np.int64)
+    mask = zeros(len(found))
     for position in np.flatnonzero(concerned & ~found):
         table = rules[int(position)].table
         if table is None:
@@ -344,7 +342,7 @@ def _by_partition(
     return mask
 
 
-class DeviceShareScore(AppliesByShape):
+class DeviceShareScore(AppliesByShape, OfRowAlone):
     """Ranks nodes by how full their devices of the requested types would be, summed over types."""
 
     name = NAME
@@ -356,22 +354,16 @@ class DeviceShareScore(AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return isinstance(pod.derived(device_request), DeviceRequest)
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         slots = self._devices.slots(rows)
-        scores = np.zeros(len(slots), dtype=np.int64)
+        scores = zeros(len(slots))
         request = pod.derived(device_request)
-        if isinstance(request, DeviceRequest):
-            there = slots != NO_SLOT
-            for type_, wanted in request.types.items():
-                scores[there] += node_scores(
-                    self._devices.columns[type_],
-                    slots[there],
-                    wanted,
-                    self._settings.scoring,
-                )
+        assert isinstance(request, DeviceRequest)
+        there = slots != NO_SLOT
+        for type_, wanted in request.types.items():
+            scores[there] += node_scores(
+                self._devices.columns[type_], slots[there], wanted, self._settings.scoring
+            )
         return scores
 
     def normalize(self, raw: Scores) -> Scores:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import AppliesByShape, Mask, OfNodeAlone, Reason
+from cluster.scheduler.plugins.contract import AppliesByShape, Mask, OfNodeAlone, OfRowAlone, Reason
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -19,14 +19,11 @@ _NOT_DECLARED: Final = (Reason("node(s) didn't match Pod's required features", r
 
 
 @dataclass(frozen=True, slots=True)
-class NodeDeclaredFeatures(OfNodeAlone, AppliesByShape):
+class NodeDeclaredFeatures(OfNodeAlone, OfRowAlone, AppliesByShape):
     name: str = "NodeDeclaredFeatures"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return pod.features != 0
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _NOT_DECLARED

@@ -13,12 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import (
-    MAX_SCORE,
-    OfNodeAlone,
-    ScoredAsIs,
-    Scores,
-)
+from cluster.scheduler.plugins.contract import MAX_SCORE, OfNodeAlone, ScoredAsIs, Scores, zeros
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -47,10 +42,10 @@ class ImageLocality(OfNodeAlone, ScoredAsIs):
         return tables.images.version + (tables.nodes.count << 40)
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        total = np.zeros(len(tables.nodes), dtype=np.int64)
+        total = zeros(len(tables.nodes))
         for image in pod.derived(_full_names):
             where = tables.images.rows(image)
-            share = len(where) / max(tables.nodes.count, 1)
+            share = len(where) / tables.nodes.count
             for row, size in where.items():
                 total[row] += int(size * share)
         largest = _LARGEST * max(len(pod.images), 1)

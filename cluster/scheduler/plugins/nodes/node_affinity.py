@@ -21,6 +21,7 @@ from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Mask,
     OfNodeAlone,
+    OfRowAlone,
     Reason,
     Refusal,
     Scores,
@@ -60,7 +61,7 @@ def named_nodes(pod: PodShape) -> frozenset[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedNodes(OfNodeAlone, AppliesByShape):
+class NamedNodes(OfNodeAlone, OfRowAlone, AppliesByShape):
     """Holds back the nodes that a pod does not name, before all other filters."""
 
     name: str = _NAME
@@ -72,9 +73,6 @@ class NamedNodes(OfNodeAlone, AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return pod.affinity is not None and pod.derived(named_nodes) is not None
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _OTHER_NODE
@@ -90,7 +88,7 @@ class NamedNodes(OfNodeAlone, AppliesByShape):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAffinity(OfNodeAlone, AppliesByShape):
+class NodeAffinity(OfNodeAlone, OfRowAlone, AppliesByShape):
     """added: terms of the profile that apply to all of its pods in addition to their own. named:
     the filter that holds back the nodes which a pod does not name, about which this one says
     nothing then."""
@@ -102,9 +100,6 @@ class NodeAffinity(OfNodeAlone, AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         own = pod.affinity.node_affinity if pod.affinity else None
         return bool(pod.node_selector) or own is not None or self.added is not None
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _NO_MATCH

@@ -12,7 +12,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import AppliesByShape, Leaving, Mask, Reason, Restored
+from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
+    Leaving,
+    Mask,
+    OfRowAlone,
+    Reason,
+    Restored,
+    zeros,
+)
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.ports import meet
 from cluster.scheduler.tables.shapes import PodShape
@@ -25,7 +33,7 @@ _IN_USE: Final = (Reason("node(s) didn't have free ports for the requested pod p
 
 
 @dataclass(frozen=True, slots=True)
-class NodePorts(AppliesByShape):
+class NodePorts(AppliesByShape, OfRowAlone):
     """restored: ports of reservations count as free for pods that may use these."""
 
     restored: Restored | None = None
@@ -33,9 +41,6 @@ class NodePorts(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return bool(pod.ports)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _IN_USE
@@ -51,7 +56,7 @@ class NodePorts(AppliesByShape):
         return leaving.weigh(lambda other: int(meet(pod.ports, other.ports))) > 0
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         if not isinstance(rows, slice) and len(rows) <= _FEW:
             mask[[row for row in rows.tolist() if tables.ports.conflicts(pod.ports, row)]] = 1
         else:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import AppliesByShape, Mask, Reason, Refusal
+from cluster.scheduler.plugins.contract import AppliesByShape, Mask, OfRowAlone, Reason, Refusal
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.scheduling_hint import has_hint, hint_of
 from cluster.scheduler.tables.shapes import PodShape
@@ -24,7 +24,7 @@ _REASONS: Final = (Reason(f"node(s) didn't satisfy plugin(s) [{NAME}]", resolvab
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulingHintNodes(AppliesByShape):
+class SchedulingHintNodes(AppliesByShape, OfRowAlone):
     """most_preferred: preferred nodes of a hint that are tried, from the first."""
 
     most_preferred: int = 100
@@ -37,9 +37,6 @@ class SchedulingHintNodes(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return has_hint(pod) and bool(pod.derived(hint_of).nodes)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _REASONS

@@ -20,6 +20,7 @@ from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Mask,
     OfNodeAlone,
+    OfRowAlone,
     Reason,
     Scores,
     to_largest_reversed,
@@ -34,14 +35,11 @@ _UNSCHEDULABLE_TAINT: Final = Taint(key="node.kubernetes.io/unschedulable", effe
 
 
 @dataclass(frozen=True, slots=True)
-class TaintToleration(OfNodeAlone):
+class TaintToleration(OfNodeAlone, OfRowAlone):
     name: str = "TaintToleration"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return tables.nodes.has_taints
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _UNTOLERATED
@@ -73,14 +71,11 @@ class TaintToleration(OfNodeAlone):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUnschedulable(OfNodeAlone, AppliesByShape):
+class NodeUnschedulable(OfNodeAlone, OfRowAlone, AppliesByShape):
     name: str = "NodeUnschedulable"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return not tolerated(_UNSCHEDULABLE_TAINT, pod.tolerations)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return _UNSCHEDULABLE

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from apis.keys import CPU, MEMORY
 from apis.numa import CPUBindPolicy, NodeCPUBindPolicy, NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import NumaDemand, Scoring
-from cluster.scheduler.plugins.contract import Mask
+from cluster.scheduler.plugins.contract import Mask, zeros
 from cluster.scheduler.plugins.numa.reasons import (
     CONFLICT,
     FRACTION,
@@ -115,9 +115,9 @@ def asked_of(
     table.follow()
     specs = pod.derived(pod_specs)
     milli = pod.requests.get(CPU, 0)
-    mask = np.zeros(len(rows), dtype=np.int64)
+    mask = zeros(len(rows))
 
-    binding = np.full(len(rows), _binding(*own_policy(settings, pod)), dtype=np.int64)
+    binding = np.full(len(rows), _binding(*own_policy(settings, pod)))
     if milli > 0:
         node = table.bind_policy[rows]
         full, spread = node == _NODE_FULL, node == _NODE_SPREAD
@@ -198,7 +198,7 @@ def names_of(pod: PodShape) -> list[str]:
 def numbers_of(tables: Tables, rows: Rows) -> NDArray[np.intp]:
     """Return the numbers of rows that may be a slice."""
     if isinstance(rows, slice):
-        return np.arange(len(tables.nodes), dtype=np.intp)[rows]
+        return np.arange(len(tables.nodes))[rows]
     return rows
 
 

@@ -24,6 +24,7 @@ from cluster.scheduler.exact.numa import Hints, Placement, allocate
 from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.plugins.contract import (
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
@@ -31,6 +32,7 @@ from cluster.scheduler.plugins.contract import (
     ScoredAsIs,
     Scores,
     only,
+    zeros,
 )
 from cluster.scheduler.plugins.numa.asked import (
     DEFAULT_SETTINGS,
@@ -105,7 +107,7 @@ class HintProvider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeNUMAResource(ScoredAsIs):
+class NodeNUMAResource(ScoredAsIs, OfRowAlone):
     """Admission, Filter, Score and Allocator.
 
     others: aligned together with CPUs and memory. restored: reserved room counts for a pod that may
@@ -146,14 +148,8 @@ class NodeNUMAResource(ScoredAsIs):
             return False
         policy, _ = own_policy(self.settings, pod)
         return bool(
-            policy
-            or pod.derived(pod_specs).numa.numa_topology_policy
-            or self.table.any_policy
-            or ANNOTATION_RESOURCE_STATUS in pod.annotations
+            policy or pod.derived(pod_specs).numa.numa_topology_policy or self.table.any_policy
         )
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     # --- filter ----------------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class NodeNUMAResource(ScoredAsIs):
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         numbers = numbers_of(tables, rows)
         if not self._asks(pod):
-            return np.zeros(len(numbers), dtype=np.int64)
+            return zeros(len(numbers))
         asked, mask = asked_of(self.table, self.settings, pod, numbers)
         mask |= self._amplified(pod, tables, asked)
         open_rows = mask == 0
@@ -181,13 +177,13 @@ class NodeNUMAResource(ScoredAsIs):
 
     def filter_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return the mask that `filter` gives one row."""
-        return int(self.filter(pod, tables, only(row))[0]) if self._asks(pod) else 0
+        return int(self.filter(pod, tables, only(row)).item()) if self._asks(pod) else 0
 
     def _amplified(self, pod: PodShape, tables: Tables, asked: Asked) -> Mask:
         milli = pod.requests.get(CPU, 0)
         ratio = self.table.cpu_ratio[asked.rows]
         if milli <= 0 or not (ratio > NO_RATIO).any():
-            return np.zeros(len(asked.rows), dtype=np.int64)
+            return zeros(len(asked.rows))
         allocatable = tables.nodes.allocatable[asked.rows, CPU_COLUMN]
         requested = tables.nodes.requested[asked.rows, CPU_COLUMN]
         request = np.where(asked.binding != UNBOUND, amplified(np.int64(milli), ratio), milli)
@@ -210,7 +206,7 @@ class NodeNUMAResource(ScoredAsIs):
         left = int(reservations.remainder(np.array(slots, dtype=np.intp))[:, CPU_COLUMN].sum())
         taken = np.array([int(tables.nodes.requested[row, CPU_COLUMN]) - left])
         unused = sum(self.table.unused_cpus(row, uid) for uid in uids)
-        rows = np.array([row], dtype=np.intp)
+        rows = only(row)
         counted = int(with_bound_cpus(self.table, taken, rows, unused=unused)[0])
         return int(tables.nodes.allocatable[row, CPU_COLUMN]) - counted
 
@@ -245,8 +241,6 @@ class NodeNUMAResource(ScoredAsIs):
         if self.restored is None or not mask.any():
             return
         rows = self.restored.rows(pod, tables)
-        if not len(rows):
-            return
         for position in np.flatnonzero((mask != 0) & np.isin(numbers, rows)):
             if mask[position] & ~ROOM_BITS:
                 continue

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from apis.keys import CPU
 from apis.numa import NUMAExclusive, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import Scoring
-from cluster.scheduler.plugins.contract import MAX_SCORE
+from cluster.scheduler.plugins.contract import percent_of, zeros
 from cluster.scheduler.plugins.numa.asked import (
     FULL_REQUIRED,
     UNBOUND,
@@ -198,11 +198,11 @@ def chosen_sets(table: NumaTable, asked: Asked, group: Group, scoring: Scoring) 
     rank = np.where(group.admitted, rank * (group.slots + 1) + sizes, 1 << 20)
     best = rank.min(axis=1)
     candidates = group.admitted & (rank == best[:, np.newaxis])
-    chosen = np.zeros(len(group.at), dtype=np.int64)
-    highest = np.full(len(group.at), -1, dtype=np.int64)
+    chosen = zeros(len(group.at))
+    highest = np.full(len(group.at), -1)
     for column in np.flatnonzero(candidates.any(axis=0)):
         where = np.flatnonzero(candidates[:, column])
-        sets = np.full(len(where), column, dtype=np.int64)
+        sets = np.full(len(where), column)
         scores = scores_of_sets(table, asked, group.at[where], sets, scoring)
         better = scores > highest[where]
         chosen[where[better]] = column
@@ -214,11 +214,11 @@ def chosen_sets(table: NumaTable, asked: Asked, group: Group, scoring: Scoring) 
 def scores_of_sets(
     table: NumaTable, asked: Asked, at: NDArray[np.intp], sets: Ints, scoring: Scoring
 ) -> Ints:
-    """Return the score of one set of NUMA nodes for each position of Asked.rows."""
+    """Return the score of one set of NUMA nodes for each position of Asked.rows; 0 of no set."""
     rows = asked.rows[at]
     member = (sets[:, np.newaxis] >> np.arange(WHOLE_NODE) & 1).astype(np.bool_)
-    weighted = np.zeros(len(rows), dtype=np.int64)
-    weights = np.zeros(len(rows), dtype=np.int64)
+    weighted = zeros(len(rows))
+    weights = zeros(len(rows))
     requests = dict(asked.amounts)
     for name, weight in scoring.weights.items():
         # As in all scores, an extended resource counts only if the pod requests it.
@@ -226,27 +226,22 @@ def scores_of_sets(
             continue
         total = np.where(member, table.total[name][rows], 0).sum(axis=1)
         free = np.where(member, table.free[name][rows], 0).sum(axis=1)
-        request = np.full(len(rows), requests.get(name, 0), dtype=np.int64)
+        request = np.full(len(rows), requests.get(name, 0))
         if name == CPU:
             bound = asked.binding[at] != UNBOUND
             cpus = amplified(np.int64(asked.cpus * 1000), table.cpu_ratio[rows])
             request = np.where(bound, cpus, request)
-        has = total > 0
-        most = np.where(has, total, 1)
         taken = total - free + request
-        if scoring.most_allocated:
-            share = np.minimum(taken, most) * MAX_SCORE // most
-        else:
-            share = np.maximum(0, most - taken) * MAX_SCORE // most
-        weighted += np.where(has, weight * share, 0)
-        weights += np.where(has, weight, 0)
+        part = np.minimum(taken, total) if scoring.most_allocated else np.maximum(total - taken, 0)
+        weighted += weight * percent_of(part, total)
+        weights += weight * (total > 0)
     return weighted // np.maximum(weights, 1)
 
 
 def _sums(amounts: Ints) -> Ints:
     """Return the sums of all sets: [position, set] for [position, slot]."""
     positions, slots = amounts.shape
-    sums = np.zeros((positions, 1 << slots), dtype=np.int64)
+    sums = zeros((positions, 1 << slots))
     for slot in range(slots):
         sums[:, 1 << slot : 2 << slot] = sums[:, : 1 << slot] + amounts[:, slot : slot + 1]
     return sums

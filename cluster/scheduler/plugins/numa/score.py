@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from apis.keys import CPU
 from cluster.scheduler.exact.numa import Scoring
-from cluster.scheduler.plugins.contract import Scores, only
+from cluster.scheduler.plugins.contract import Scores, only, percent_of, zeros
 from cluster.scheduler.plugins.numa.asked import (
     UNBOUND,
     Asked,
@@ -83,7 +83,7 @@ def node_score(
         or pod.derived(pod_specs).numa.numa_topology_policy
     )
     if asks or table.cpu_ratio.item(row) != NO_RATIO:
-        return int(node_scores(table, settings, pod, tables, only(row))[0])
+        return int(node_scores(table, settings, pod, tables, only(row)).item())
     weights = looked_at(pod, tables, settings.scoring.weights.items())
     resources = [resource for resource, _ in weights]
     parts = []
@@ -110,25 +110,20 @@ def _whole_node(
     if CPU in resources:
         ratio = table.cpu_ratio[rows]
         if (ratio != NO_RATIO).any():
-            own = np.full(len(rows), request, dtype=np.int64)
+            own = np.full(len(rows), request)
             if bound is not None:
                 own = np.where(bound, amplified(own, ratio), own)
             cpu = resources.index(CPU)
             used[:, cpu] = with_bound_cpus(table, used[:, cpu] - request, rows) + own
-    some = np.maximum(most, 1)
-    if scoring.most_allocated:
-        share = np.minimum(used, some) * 100 // some
-    else:
-        share = np.maximum(0, some - used) * 100 // some
-    return weighted_mean(share, most > 0, weights)
+    part = np.minimum(used, most) if scoring.most_allocated else np.maximum(most - used, 0)
+    return weighted_mean(percent_of(part, most), most > 0, weights)
 
 
 def _numa_scores(
     table: NumaTable, settings: Settings, asked: Asked, found: Sequence[Need]
 ) -> Scores:
-    scores = np.zeros(len(asked.rows), dtype=np.int64)
+    scores = zeros(len(asked.rows))
     for group in groups(table, asked, found):
         sets = chosen_sets(table, asked, group, settings.numa_scoring)
-        given = scores_of_sets(table, asked, group.at, sets, settings.scoring)
-        scores[group.at] = np.where(sets > 0, given, 0)
+        scores[group.at] = scores_of_sets(table, asked, group.at, sets, settings.scoring)
     return scores

@@ -75,12 +75,10 @@ class OveruseMonitor:
         candidates.sort(key=lambda each: (each.shape.priority, -each.start, each.key))
         chosen = []
         for booking in candidates:
-            over = {name for name, limit in runtime.items() if used.get(name, 0) > limit}
-            if not over:
+            if all(used.get(name, 0) <= limit for name, limit in runtime.items()):
                 break
-            if over & requests[booking.uid].keys():
-                chosen.append(booking)
-                _add(used, requests[booking.uid], -1)
+            chosen.append(booking)
+            _add(used, requests[booking.uid], -1)
         going = []
         for booking in reversed(chosen):
             asked = requests[booking.uid]

@@ -24,11 +24,13 @@ from cluster.scheduler.plugins.contract import (
     AppliesByShape,
     Given,
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
     Scores,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.booking import Allocation, Booking
@@ -59,7 +61,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class PreAllocating(AppliesByShape):
+class PreAllocating(AppliesByShape, OfRowAlone):
     """Admission, Filter, Score and Allocator for such reserve pods alone."""
 
     settings: Settings = Settings()
@@ -80,17 +82,15 @@ class PreAllocating(AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return pod.derived(demand_of) is not None
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         return (_NO_PODS,)
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
         """Hold nodes back where no pods fit, of a Reservation that takes no free room."""
         demand = pod.derived(demand_of)
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
-        if demand is not None and demand.required:
+        mask = zeros(len(tables.nodes))
+        assert demand is not None
+        if demand.required:
             search = _Search(self.settings, demand, pod, tables)
             mask[:] = 1
             for row in search.rows(rows):
@@ -130,14 +130,14 @@ class PreAllocating(AppliesByShape):
         A node where none is taken over has 0, or twice the most where free room is preferred.
         """
         demand = pod.derived(demand_of)
-        result = np.zeros(len(tables.nodes), dtype=np.int64)
-        if demand is not None:
-            search = _Search(self.settings, demand, pod, tables)
-            if self.settings.prefer_free and not demand.required:
-                result[:] = 2 * MAX_SCORE
-            for row in search.rows(rows):
-                if chosen := search.chosen(row):
-                    result[row] = max(1, _filled(search.wanted, chosen))
+        assert demand is not None
+        result = zeros(len(tables.nodes))
+        search = _Search(self.settings, demand, pod, tables)
+        if self.settings.prefer_free and not demand.required:
+            result[:] = 2 * MAX_SCORE
+        for row in search.rows(rows):
+            if chosen := search.chosen(row):
+                result[row] = max(1, _filled(search.wanted, chosen))
         scores: Scores = result[rows]
         return scores
 
@@ -151,8 +151,7 @@ class PreAllocating(AppliesByShape):
     ) -> Allocation | Reason:
         """Add the pods that are taken over on this node, if any."""
         demand = pod.derived(demand_of)
-        if demand is None:
-            return allocation
+        assert demand is not None
         chosen = _Search(self.settings, demand, pod, tables).chosen(row)
         if demand.required and not chosen:
             return _NO_PODS

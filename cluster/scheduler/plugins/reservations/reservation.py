@@ -20,22 +20,25 @@ from cluster.scheduler.plugins.contract import (
     Allocator,
     Filter,
     Mask,
+    OfRowAlone,
     Reason,
     Recorded,
     Refusal,
     Scores,
+    only,
     to_largest,
+    zeros,
 )
 from cluster.scheduler.plugins.reservations.explaining import explained
 from cluster.scheduler.plugins.reservations.room import (
     MOST_NAMES,
     Room,
     best_first,
-    looked_at,
     node_alone,
     room_in,
     scores_in,
 )
+from cluster.scheduler.plugins.resources.fit import looked_at
 from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.reservations.asked import asked_of
@@ -56,7 +59,7 @@ _FIRST_INSIDE: Final = _FIRST + MOST_NAMES + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(OfRowAlone):
     """Admission, Filter, SetScore, Explainer and Allocator.
 
     ignored, ignored_groups: extended resources that are not looked at, by name and by prefix.
@@ -85,9 +88,6 @@ class Reservation:
             pod.derived(asked_of).affinity is not None or len(tables.reservations.matched(pod)) > 0
         )
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def _requests(self, pod: PodShape) -> list[tuple[str, int]]:
         return looked_at(pod, self.ignored, self.ignored_groups)
 
@@ -111,7 +111,7 @@ class Reservation:
         )
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.zeros(len(tables.nodes), dtype=np.int64)
+        mask = zeros(len(tables.nodes))
         if _uses_none(pod):
             return mask[rows]
         required = pod.derived(asked_of).affinity is not None
@@ -140,7 +140,7 @@ class Reservation:
 
         The node with the reservation of the lowest order has the highest score.
         """
-        result = np.zeros(len(feasible), dtype=np.int64)
+        result = zeros(len(feasible))
         if not len(feasible):
             return result
         room = self._room(pod, tables, slice(0, len(tables.nodes)))
@@ -186,7 +186,7 @@ class Reservation:
                 return tried
         if pod.derived(asked_of).affinity is not None:
             return _NO_ALLOCATION
-        alone = node_alone(tables, np.array([row], dtype=np.intp), self._requests(pod))
+        alone = node_alone(tables, only(row), self._requests(pod))
         if int(alone[0]) or _ports_conflict(pod, tables, row, ()):
             return _NO_ALLOCATION
         return allocation
@@ -194,7 +194,7 @@ class Reservation:
     def nominees(self, pod: PodShape, tables: Tables, row: int) -> list[str]:
         """Return the UIDs of the reservations on a node that have room for the pod, best first."""
         table = tables.reservations
-        room = self._room(pod, tables, np.array([row], dtype=np.intp))
+        room = self._room(pod, tables, only(row))
         if not len(room.slots):
             return []
         scores = scores_in(pod, tables, room.slots)

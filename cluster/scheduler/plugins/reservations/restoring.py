@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.scheduler.plugins.contract import Given
+from cluster.scheduler.plugins.contract import Given, only
 from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.nodes import Rows
@@ -60,7 +60,7 @@ class Restoring:
         table = tables.reservations
         if pod.derived(asked_of).ignores:
             return ()
-        slots = table.usable(pod, np.array([row], dtype=np.intp))
+        slots = table.usable(pod, only(row))
         return tuple(sorted(table.facts(slot).uid for slot in slots.tolist()))
 
     def ignored(self, pod: PodShape, tables: Tables, row: int) -> frozenset[str]:

@@ -19,8 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from apis.keys import PODS
-from cluster.scheduler.plugins.contract import MAX_SCORE, Mask, Scores
+from cluster.scheduler.plugins.contract import Mask, Scores, percent_of, zeros
 from cluster.scheduler.tables.reservations.table import NO_LIMIT, Slots
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -73,8 +72,8 @@ def room_in(
     """
     table, nodes = tables.reservations, tables.nodes
     rows = table.row[slots]
-    node = np.zeros(len(slots), dtype=np.int64)
-    inside = np.zeros(len(slots), dtype=np.int64)
+    node = zeros(len(slots))
+    inside = zeros(len(slots))
     common = np.zeros(len(slots), dtype=np.bool_)
     for number, (name, request) in enumerate(requests):
         bit = bit_of(number)
@@ -84,7 +83,7 @@ def room_in(
             continue
         reserved, used = table.own[slots, column], table.used[slots, column]
         kept = table.reserved[slots, column]
-        left = np.maximum(np.maximum(reserved - used, 0) - kept, 0)
+        left = np.maximum(reserved - used - kept, 0)
         free = nodes.allocatable[rows, column] - nodes.requested[rows, column]
         node |= np.where(request > free + left, bit, 0)
         short = request > table.allocatable[slots, column] - kept - used
@@ -121,11 +120,8 @@ def scores_in(pod: PodShape, tables: Tables, slots: Slots) -> Scores:
     capacity = table.allocatable[slots]
     request = tables.nodes.resources.vector(pod.requests)[: capacity.shape[1]]
     wanted = table.used[slots] + request
-    some = capacity > 0
-    parts = np.where(
-        some & (wanted <= capacity), wanted * MAX_SCORE // np.where(some, capacity, 1), 0
-    )
-    scores: Scores = parts.sum(axis=1) // np.maximum(np.count_nonzero(some, axis=1), 1)
+    parts = percent_of(wanted, capacity) * (wanted <= capacity)
+    scores: Scores = parts.sum(axis=1) // np.maximum(np.count_nonzero(capacity, axis=1), 1)
     return scores
 
 
@@ -142,20 +138,3 @@ def best_first(tables: Tables, room: Room, scores: Scores) -> NDArray[np.intp]:
     by = np.lexsort((-scores[fitting], keys, room.rows[fitting]))
     result: NDArray[np.intp] = fitting[by]
     return result
-
-
-def looked_at(
-    pod: PodShape, ignored: frozenset[str], ignored_groups: frozenset[str]
-) -> list[tuple[str, int]]:
-    """Return the pod's requests that have to be covered.
-
-    ignored, ignored_groups: names that are not looked at, and prefixes before the slash of such.
-    """
-    return [
-        (name, request)
-        for name, request in pod.requests.items()
-        if request > 0
-        and name != PODS
-        and name not in ignored
-        and name.partition("/")[0] not in ignored_groups
-    ]

@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import PODS
-from cluster.scheduler.plugins.contract import AppliesByShape, Given, Mask, Reason, Restored, only
+from cluster.scheduler.plugins.contract import (
+    AppliesByShape,
+    Given,
+    Mask,
+    OfRowAlone,
+    Reason,
+    Restored,
+    only,
+    zeros,
+)
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
 from cluster.scheduler.tables.tables import Tables
@@ -24,7 +33,7 @@ _TOO_MANY_PODS: Final = Reason("Too many pods")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFit(AppliesByShape):
+class NodeResourcesFit(AppliesByShape, OfRowAlone):
     """ignored: extended resources that are not looked at. ignored_groups: prefixes of such names,
     the part before the slash. restored: what reservations of a node have left counts as free for
     pods that may use these; whether one of them has all of it is left to Reservation."""
@@ -36,9 +45,6 @@ class NodeResourcesFit(AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         """Return "Too many pods", then two reasons for each resource: taken, and never there."""
@@ -69,7 +75,7 @@ class NodeResourcesFit(AppliesByShape):
         """Return the mask that `filter` gives one row."""
         nodes = tables.nodes
         if self._given(pod, tables, only(row)) is not None:
-            return int(self.filter(pod, tables, only(row))[0])
+            return int(self.filter(pod, tables, only(row)).item())
         mask = int(nodes.allowed_pods.item(row) <= nodes.pods.item(row))
         allocatable, requested = nodes.allocatable, nodes.requested
         for number, (name, request) in enumerate(self.looked_at(pod)):
@@ -98,14 +104,24 @@ class NodeResourcesFit(AppliesByShape):
 
     def looked_at(self, pod: PodShape) -> list[tuple[str, int]]:
         """Return (resource, amount) of what the pod requests and a node must have left."""
-        return [
-            (name, request)
-            for name, request in pod.requests.items()
-            if request > 0
-            and name != PODS
-            and name not in self.ignored
-            and name.partition("/")[0] not in self.ignored_groups
-        ]
+        return looked_at(pod, self.ignored, self.ignored_groups)
+
+
+def looked_at(
+    pod: PodShape, ignored: frozenset[str], ignored_groups: frozenset[str]
+) -> list[tuple[str, int]]:
+    """Return the pod's requests that have to be covered.
+
+    ignored, ignored_groups: names that are not looked at, and prefixes before the slash of such.
+    """
+    return [
+        (name, request)
+        for name, request in pod.requests.items()
+        if request > 0
+        and name != PODS
+        and name not in ignored
+        and name.partition("/")[0] not in ignored_groups
+    ]
 
 
 def _left(tables: Tables, rows: Rows, column: int, given: Given | None) -> NDArray[np.int64]:
@@ -123,6 +139,6 @@ def _pods_left(tables: Tables, rows: Rows, given: Given | None) -> NDArray[np.in
 
 
 def _summed(tables: Tables, given: Given, amounts: NDArray[np.int64]) -> NDArray[np.int64]:
-    total = np.zeros(len(tables.nodes), dtype=np.int64)
+    total = zeros(len(tables.nodes))
     np.add.at(total, given.rows, amounts)
     return total

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    OfRowAlone,
+    ScoredAsIs,
+    Scores,
+    percent_of,
+)
 from cluster.scheduler.plugins.resources.resource_scores import capacity_and_use
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -31,15 +38,12 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape):
+class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape, OfRowAlone):
     resources: tuple[tuple[str, Strategy], ...] = ()
     name: str = "NodeResourcesFitPlus"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(pod.requests.get(resource) for resource, _ in self.resources)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         total = np.zeros_like(tables.nodes.pods[rows])
@@ -48,26 +52,19 @@ class NodeResourcesFitPlus(ScoredAsIs, AppliesByShape):
             if not pod.requests.get(resource):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
-            some = np.maximum(cap, 1)
-            if strategy.most:
-                part = np.minimum(req, cap) * MAX_SCORE // some
-            else:
-                part = np.where(req > cap, 0, (cap - req) * MAX_SCORE // some)
-            total += strategy.weight * part
+            part = np.minimum(req, cap) if strategy.most else np.maximum(cap - req, 0)
+            total += strategy.weight * percent_of(part, cap)
             weights += strategy.weight
         return total // max(weights, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape):
+class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape, OfRowAlone):
     scarce: frozenset[str] = frozenset()
     name: str = "ScarceResourceAvoidance"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(not pod.requests.get(resource) for resource in self.scarce)
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         nodes = tables.nodes
@@ -77,5 +74,4 @@ class ScarceResourceAvoidance(ScoredAsIs, AppliesByShape):
         scarce = np.array([name in self.scarce for name in names], dtype=np.bool_)
         all_of_it = np.count_nonzero(has & unasked, axis=1)
         avoided = np.count_nonzero(has & unasked & scarce, axis=1)
-        some = np.maximum(all_of_it, 1)
-        return np.where(avoided > 0, (all_of_it - avoided) * MAX_SCORE // some, MAX_SCORE)
+        return np.where(avoided > 0, percent_of(all_of_it - avoided, all_of_it), MAX_SCORE)

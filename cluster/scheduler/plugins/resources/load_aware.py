@@ -25,11 +25,14 @@ from cluster.scheduler.plugins.contract import (
     MAX_SCORE,
     AppliesByShape,
     Mask,
+    OfRowAlone,
     Reason,
     Restored,
     ScoredAsIs,
     Scores,
     only,
+    percent_of,
+    zeros,
 )
 from cluster.scheduler.tables.amounts import LARGEST_AMOUNT, Vector
 from cluster.scheduler.tables.booking import Booking
@@ -42,7 +45,7 @@ from cluster.scheduler.tables.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
+class LoadAwareScheduling(ScoredAsIs, AppliesByShape, OfRowAlone):
     """hold_back_expired: whether a node whose report is too old is held back at all.
     pass_expired: whether such a node takes pods as if it had no report. dominant_weight: weight of
     the fullest resource in the score. score_by_prod: whether pods of class koord-prod are scored by
@@ -59,9 +62,6 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
-
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
 
     def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
         """Return "expired", then for each resource: above its threshold, plain and aggregated."""
@@ -149,8 +149,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         weights = np.array([load.settings.weights.get(name, 0) for name in load.resources])
         cap = load.allocatable[rows]
         has = cap > 0
-        some = np.maximum(cap, 1)
-        parts = np.where(used > cap, 0, (some - used) * MAX_SCORE // some)
+        parts = percent_of(np.maximum(cap - used, 0), cap)
         total = (parts * (has * weights)).sum(axis=1)
         whole = int(weights.sum())
         if self.dominant_weight:
@@ -182,7 +181,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
                 amount = own.item(number)
                 for column in columns:
                     amount += column.item(row, number)
-                part = 0 if amount > cap else (cap - amount) * MAX_SCORE // cap
+                part = max(cap - amount, 0) * MAX_SCORE // cap
                 total += part * weight
                 least = min(least, part)
         total += self.dominant_weight * least if self.dominant_weight else 0
@@ -204,7 +203,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
         whether only what counts as load of class koord-prod is given.
         """
         load, reservations = self.load, tables.reservations
-        given = np.zeros((len(tables.nodes), len(load.resources)), dtype=np.int64)
+        given = zeros((len(tables.nodes), len(load.resources)))
         if self.restored is None:
             return given[rows]
         for row, pods in self.restored.taken_over(pod, tables, rows).items():
@@ -225,7 +224,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
     def _given_on(self, pod: PodShape, tables: Tables, row: int, *, prod: bool) -> Vector:
         """Return what `_given` gives one row."""
         load = self.load
-        given = np.zeros(len(load.resources), dtype=np.int64)
+        given = zeros(len(load.resources))
         if self.restored is None:
             return given
         for pods in self.restored.taken_over(pod, tables, only(row)).values():
@@ -241,7 +240,7 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
     def _of_taken(self, pod: PodShape, pods: Iterable[Booking], *, prod: bool) -> Vector:
         """Return what of a Reservation's estimate the pods count with that it takes over."""
         load = self.load
-        theirs = np.zeros(len(load.resources), dtype=np.int64)
+        theirs = zeros(len(load.resources))
         for each in pods:
             if not prod or each.shape.priority_class is PriorityClass.PROD:
                 theirs += load.estimate(each.shape)
@@ -249,10 +248,11 @@ class LoadAwareScheduling(ScoredAsIs, AppliesByShape):
 
 
 def _rounded_percent(used: Scores, allocatable: Scores) -> Scores:
-    """Return round(100 * used / allocatable), halves upwards; 0 where nothing is allocatable.
+    """Return round(100 * used / allocatable), halves upwards, where something is allocatable.
 
     A sum of absurd limits counts as LARGEST_AMOUNT: 200 times more would not fit 64 bits.
     """
     some = np.maximum(allocatable, 1)
     used = np.minimum(used, LARGEST_AMOUNT)
-    return np.where(allocatable > 0, (200 * used + some) // (2 * some), 0)
+    percent: Scores = (200 * used + some) // (2 * some)
+    return percent

@@ -26,7 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apis.keys import CPU, MEMORY
-from cluster.scheduler.plugins.contract import MAX_SCORE, AppliesByShape, ScoredAsIs, Scores, only
+from cluster.scheduler.plugins.contract import (
+    MAX_SCORE,
+    AppliesByShape,
+    OfRowAlone,
+    ScoredAsIs,
+    Scores,
+    only,
+    percent_of,
+)
 from cluster.scheduler.tables.amounts import CPU_COLUMN, MEMORY_COLUMN
 from cluster.scheduler.tables.nodes import Rows
 from cluster.scheduler.tables.shapes import PodShape
@@ -87,15 +95,15 @@ def capacities_and_uses_of(
 
 
 def looked_at(pod: PodShape, tables: Tables, weights: Iterable[tuple[str, int]]) -> Weights:
-    """Return the resources that count: nodes have them, and the pod requests extended ones."""
-    find = tables.nodes.resources.find
-    return tuple(
-        [
-            (resource, weight)
-            for resource, weight in weights
-            if find(resource) is not None and ("/" not in resource or pod.requests.get(resource))
-        ]
-    )
+    """Return the resources that count, with their weights."""
+    return tuple([(name, weight) for name, weight in weights if _counts(pod, tables, name)])
+
+
+def _counts(pod: PodShape, tables: Tables, resource: str) -> bool:
+    """Return whether a resource counts: nodes have it, and the pod requests an extended one."""
+    if tables.nodes.resources.find(resource) is None:
+        return False
+    return "/" not in resource or bool(pod.requests.get(resource))
 
 
 def weighted_mean(parts: Scores, present: NDArray[np.bool_], weights: Weights) -> Scores:
@@ -117,21 +125,18 @@ def weighted_mean_of(parts: Iterable[tuple[int, int]], weights: Weights) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighted(ScoredAsIs, AppliesByShape):
+class _Weighted(ScoredAsIs, AppliesByShape, OfRowAlone):
     weights: Weights = _DEFAULT_WEIGHTS
     name: str = "NodeResourcesFit"
 
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
         weights = looked_at(pod, tables, self.weights)
         resources = [resource for resource, _ in weights]
         cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=True)
-        return weighted_mean(self.part(req, np.maximum(cap, 1)), cap > 0, weights)
+        return weighted_mean(self.part(req, cap), cap > 0, weights)
 
     def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return what `score` gives one row."""
@@ -157,10 +162,10 @@ class LeastAllocated(_Weighted):
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
-        return np.where(req > cap, 0, (cap - req) * MAX_SCORE // cap)
+        return percent_of(np.maximum(cap - req, 0), cap)
 
     def part_of(self, req: int, cap: int) -> int:
-        return 0 if req > cap else (cap - req) * MAX_SCORE // cap
+        return max(cap - req, 0) * MAX_SCORE // cap
 
 
 class MostAllocated(_Weighted):
@@ -170,14 +175,14 @@ class MostAllocated(_Weighted):
 
     def part(self, req: Scores, cap: Scores) -> Scores:
         """Return 0..100 of one resource."""
-        return np.minimum(req, cap) * MAX_SCORE // cap
+        return percent_of(np.minimum(req, cap), cap)
 
     def part_of(self, req: int, cap: int) -> int:
         return min(req, cap) * MAX_SCORE // cap
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
+class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape, OfRowAlone):
     """Prefers nodes by a function of how full they would be. points: (utilization, score 0..10) by
     ascending utilization."""
 
@@ -188,19 +193,15 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return True
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        by_percent = np.array([self.at(percent) for percent in range(101)], dtype=np.int64)
+        by_percent = np.array([self.at(percent) for percent in range(101)])
         total = np.zeros_like(tables.nodes.pods[rows])
         weights = np.zeros_like(total)
         for resource, weight in self.weights:
             if "/" in resource and not pod.requests.get(resource):
                 continue
             cap, req = capacity_and_use(pod, tables, rows, resource, with_defaults=True)
-            some = np.maximum(cap, 1)
-            percent = np.where(req > cap, 100, req * 100 // some)
+            percent = percent_of(np.minimum(req, cap), cap)
             part = np.where(cap > 0, by_percent[percent], 0)
             total += weight * part
             weights += np.where(part > 0, weight, 0)
@@ -223,7 +224,7 @@ class RequestedToCapacityRatio(ScoredAsIs, AppliesByShape):
 
 
 @dataclass(frozen=True, slots=True)
-class BalancedAllocation(ScoredAsIs, AppliesByShape):
+class BalancedAllocation(ScoredAsIs, AppliesByShape, OfRowAlone):
     """Prefers nodes whose resources would be used evenly. resources: at least one."""
 
     resources: tuple[str, ...] = (CPU, MEMORY)
@@ -232,12 +233,8 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape):
     def applies(self, pod: PodShape, tables: Tables) -> bool:
         return any(pod.requests.get(resource) for resource in self.resources)
 
-    def cluster_version(self, pod: PodShape, tables: Tables) -> int:
-        return 0
-
     def score(self, pod: PodShape, tables: Tables, rows: Rows) -> Scores:
-        weights = looked_at(pod, tables, ((resource, 1) for resource in self.resources))
-        resources = [resource for resource, _ in weights]
+        resources = [name for name in self.resources if _counts(pod, tables, name)]
         cap, req = capacities_and_uses(pod, tables, rows, resources, with_defaults=False)
         amounts = [pod.requests.get(resource, 0) for resource in resources]
         own = np.array(amounts, dtype=np.int64)
@@ -251,10 +248,9 @@ class BalancedAllocation(ScoredAsIs, AppliesByShape):
 
     def score_row(self, pod: PodShape, tables: Tables, row: int) -> int:
         """Return what `score` gives one row."""
-        weights = looked_at(pod, tables, [(name, 1) for name in self.resources])
-        resources = [resource for resource, _ in weights]
+        resources = [name for name in self.resources if _counts(pod, tables, name)]
         if len(resources) != _TWO:
-            return int(self.score(pod, tables, only(row))[0])
+            return int(self.score(pod, tables, only(row)).item())
         found = capacities_and_uses_of(pod, tables, row, resources, with_defaults=False)
         (cap, req), (other_cap, other_req) = found
         if cap <= 0 or other_cap <= 0:
@@ -284,9 +280,9 @@ def _deviation(fractions: NDArray[np.float64], present: NDArray[np.bool_]) -> ND
     difference of two, the population's standard deviation of more, 0 of one."""
     if fractions.shape[-1] == _TWO:
         both = present[:, 0] & present[:, 1]
-        return np.where(both, np.abs(fractions[..., 0] - fractions[..., 1]) / 2, 0.0)
+        return np.abs(fractions[..., 0] - fractions[..., 1]) / 2 * both
     at_least_one = np.maximum(present.sum(axis=-1), 1)
     mean = fractions.sum(axis=-1) / at_least_one
-    squares = np.where(present, (fractions - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    squares = ((fractions - mean[..., None]) ** 2 * present).sum(axis=-1)
     deviation: NDArray[np.float64] = np.sqrt(squares / at_least_one)
     return deviation

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.exact.volumes import match_claims
-from cluster.scheduler.plugins.contract import Mask, Reason, Recorded
+from cluster.scheduler.plugins.contract import Mask, Reason, Recorded, zeros
 from cluster.scheduler.plugins.volumes.claims import claims_asked
 from cluster.scheduler.tables.booking import Allocation, Booking, PlannedVolumes
 from cluster.scheduler.tables.nodes import Rows
@@ -105,7 +105,7 @@ class VolumeBinding:
 def _bound_mask(claims: Sequence[Claim], tables: Tables) -> Mask:
     """Return the mask of bound claims; a node counts with its first claim that fails."""
     volumes = tables.volumes
-    mask = np.zeros(len(tables.nodes), dtype=np.int64)
+    mask = zeros(len(tables.nodes))
     for claim in claims:
         volume = volumes.volume(claim.volume)
         if volume is None:
@@ -139,7 +139,7 @@ def _waiting_mask(claims: Sequence[Claim], tables: Tables) -> Mask:
         chosen = _choose(claim, volumes, layers, length, taken)
         taken.append(chosen)
         to_provision.append((claim, chosen.ranks == _NOTHING))
-    mask = np.zeros(length, dtype=np.int64)
+    mask = zeros(length)
     for claim, at in to_provision:
         if at.any():
             open_rows = at & (mask == 0)
@@ -152,7 +152,7 @@ def _provision_mask(claims: Sequence[Claim], tables: Tables) -> Mask:
     """Return where volumes cannot be made for claims; a node counts with its first that fails."""
     volumes = tables.volumes
     length = len(tables.nodes)
-    mask = np.zeros(length, dtype=np.int64)
+    mask = zeros(length)
     for claim in claims:
         storage_class = volumes.class_of(claim)
         if storage_class is None or not storage_class.provisioner:
@@ -197,7 +197,7 @@ def _choose(
     others = [
         each.ranks for each in taken if each.class_name == claim.class_name and not each.reserved
     ]
-    best = np.full(length, _NOTHING, dtype=np.int64)
+    best = np.full(length, _NOTHING)
     # Each earlier claim takes at most one volume of a row, so as many are passed over at most.
     for ranks in _best_by_place(found, candidates.places, volumes.places.size, 1 + len(others)):
         for layer in layers:
@@ -222,7 +222,7 @@ def _best_by_place(
     depth_of = np.arange(len(order)) - first
     result = []
     for level in range(depth):
-        ranks = np.full(size + 1, _NOTHING, dtype=np.int64)
+        ranks = np.full(size + 1, _NOTHING)
         at = depth_of == level
         ranks[sorted_places[at]] = found[order[at]]
         result.append(ranks)

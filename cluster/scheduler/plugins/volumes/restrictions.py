@@ -47,7 +47,7 @@ class VolumeRestrictions:
         return _REASONS
 
     def filter(self, pod: PodShape, tables: Tables, rows: Rows) -> Mask:
-        mask = np.full(len(tables.nodes), 2 if _in_use(pod, tables) else 0, dtype=np.int64)
+        mask = np.full(len(tables.nodes), 2 if _in_use(pod, tables) else 0)
         for disk in pod.disks:
             # kube-scheduler looks at disks first and names only them.
             mask[list(tables.attachments.rows_in_conflict(disk))] = 1

@@ -200,6 +200,23 @@ _PREEMPTION = (
             id="preempts again, and waits for the new victims alone",
         ),
         pytest.param(
+            (
+                *("try", "preempt:a", "try", "search:preemptVictimDeleting", "+2", "try"),
+                *("preempt:b", "+1", "gone:b"),
+            ),
+            {
+                "preemption_cycle_interrupted_seconds#": 1,
+                "preemption_cycle_interrupted_seconds": 2,
+                "preemption_to_victim_deleted_seconds#": 1,
+                "preemption_to_victim_deleted_seconds": 1,
+                "preemption_victim_deleting_retries#": 2,
+                "preemption_victim_deleting_retries": 1,
+                "preemption_invalidations_total": 1,
+                "repeated_preemptions_total": 1,
+            },
+            id="attempts count for the preemption that they wait for",
+        ),
+        pytest.param(
             ("try", "preempt:a,b", "stays:a", "gone:b", "+9", "try", "preempt:c"),
             {
                 "preemption_cycle_interrupted_seconds#": 1,
@@ -331,6 +348,18 @@ def test_ever_new_values_of_a_label_take_the_place_of_those_that_nobody_has(
     assert sizes[11] < sizes[3] * 1.1
     text = "".join(bed.registry.slices())
     assert set(re.findall(r'team="(\w+)"', text)) == {"t9", "t10", "t11"}
+
+
+def test_the_values_that_were_not_used_for_the_longest_time_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auditing, "MOST_SETS", 2)
+    bed = Bed(MetricLabel("team", "team"))
+    for team in ("a", "b", "a", "c"):
+        bed.add("p", team=team)
+        bed.play(("scheduled",))
+    text = "".join(bed.registry.slices())
+    assert set(re.findall(r'team="(\w+)"', text)) == {"a", "c"}
 
 
 def test_workloads_with_ever_new_values_of_a_label_share_one_series(

@@ -166,12 +166,14 @@ def test_a_gang_is_one_workload_through_its_preemption() -> None:
 
 
 def test_a_gang_of_which_too_few_have_nodes_was_attempted_as_a_whole() -> None:
-    bed = Bed(auditor=AuditorSettings())
-    bed.node("n", 4)
-    bed.pod("g0", 1, 10, gang=2)
-    bed.pod("g1", 1, 10, gang=2, schedulingGates=[{"name": "wait"}])
-    bed.run()
+    bed, unaudited = Bed(auditor=AuditorSettings()), Bed()
+    for each in (unaudited, bed):
+        each.node("n", 4)
+        each.pod("g0", 1, 10, gang=2)
+        each.pod("g1", 1, 10, gang=2, schedulingGates=[{"name": "wait"}])
+        each.run()
     assert bed.placements == []
+    assert bed.messages == unaudited.messages
     for name in ("g0", "g1"):
         bed.gone(name)
     counts = _counts(bed)["gangDeleted"]
@@ -195,3 +197,72 @@ def test_a_pod_that_joins_a_gang_is_followed_with_it() -> None:
     bed.change("p")
     assert _counts(bed)["gangDeleted"] == {"create": 1}
     assert _followed(bed) == (1, 0)
+
+
+def test_gates_of_a_member_hold_its_gang() -> None:
+    bed = Bed(auditor=AuditorSettings())
+    bed.node("n", 4)
+    gates = [{"name": "wait"}]
+    bed.pod("g0", 1, 10, gang=2)
+    bed.pod("g1", 1, 10, gang=2, schedulingGates=gates)
+    bed.change("g1")
+    bed.pods["g1"]["spec"]["schedulingGates"] = []
+    bed.change("g1")
+    bed.run(5.0)
+    assert bed.node_of("g1") == "n"
+    assert _counts(bed) == {
+        "gangScheduled": {
+            "create": 1,
+            "gatedByQueueAdmission": 1,
+            "admissionPassed": 1,
+            "gangMinMemberSatisfied": 1,
+            "scheduled": 1,
+        }
+    }
+
+
+def test_a_gang_may_become_complete_by_its_pod_group() -> None:
+    bed = Bed(auditor=AuditorSettings())
+    cache = next(each for each in bed.core.caches if each.resource.kind == "PodGroup")
+
+    def pod_group(minimum: int) -> None:
+        metadata = {"name": "g", "namespace": "default", "uid": "u-g"}
+        bed.show(cache, "MODIFIED", {"metadata": metadata, "spec": {"minMember": minimum}})
+
+    pod_group(3)
+    for name in ("g0", "g1"):
+        bed.pod(name, 1, 10)
+        bed.pods[name]["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io"] = "g"
+        bed.change(name)
+    for minimum in (4, 2, 2, 1):
+        pod_group(minimum)
+    for name in ("g0", "g1"):
+        bed.gone(name)
+    assert _followed(bed) == (1, 0)
+    bed.show(cache, "DELETED", {"metadata": {"name": "g", "namespace": "default"}})
+    assert _followed(bed) == (0, 0)
+    assert _counts(bed)["gangDeleted"] == {"create": 1, "gangMinMemberSatisfied": 1}
+
+
+def test_gangs_that_are_bound_together_are_one_workload_until_the_last_is_gone() -> None:
+    bed = Bed(auditor=AuditorSettings())
+    bed.node("n", 1)
+    groups = '["default/a","default/b"]'
+    for name in ("a", "b"):
+        bed.pod(name, 1, 10)
+        bed.pods[name]["metadata"]["annotations"] = {
+            "gang.scheduling.koordinator.sh/name": name,
+            "gang.scheduling.koordinator.sh/min-available": "1",
+            "gang.scheduling.koordinator.sh/groups": groups,
+        }
+        bed.change(name)
+    assert _followed(bed) == (1, 0)
+    bed.run(1.0)
+    bed.gone("a")
+    assert _followed(bed) == (1, 0)
+    bed.gone("b")
+    assert _followed(bed) == (0, 0)
+    counts = _counts(bed)["gangDeleted"]
+    assert counts["create"] == 1
+    # A member found no node, so its failure is the gangs' and no attempt of all counts beside it.
+    assert "gangAllPodsAlreadyAttempted" not in counts

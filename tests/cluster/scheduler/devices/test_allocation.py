@@ -336,6 +336,17 @@ def test_gpus_are_close_together(
     assert minors(allocate(devices, a_request({"nvidia.com/gpu": count}, hint=hint))) == expected
 
 
+def test_a_partition_is_chosen_within_the_scope() -> None:
+    table = parse_partitions(
+        '{"2":[{"minors":[3,4],"allocationScore":9},{"minors":[4,5],"allocationScore":1}]}',
+        obj="Device n1",
+    )
+    devices = node_devices(TREE, rules=PartitionRules(table=table, mandatory=True))
+    near = {"gpu": {"requiredTopologyScope": "NUMANode"}}
+    assert minors(allocate(devices, a_request({"gpu": 200}))) == [3, 4]
+    assert minors(allocate(devices, a_request({"gpu": 200}, hint=near))) == [4, 5]
+
+
 def test_a_scope_needs_the_topology_of_every_gpu() -> None:
     hint = {"gpu": {"requiredTopologyScope": "NUMANode"}}
     partly = node_devices([*TREE[:7], a_gpu(7)])

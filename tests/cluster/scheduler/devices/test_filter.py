@@ -14,6 +14,7 @@ from apis.keys import (
     LABEL_GPU_VENDOR,
 )
 from cluster.scheduler.exact.devices.allocate import allocate
+from cluster.scheduler.exact.devices.candidates import Scoring
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
@@ -32,11 +33,13 @@ from tests.cluster.scheduler.devices.making import (
     HINT,
     SHAPES,
     a_booking,
+    a_device,
     a_device_object,
     a_gpu,
     a_nic,
     a_shape,
     full,
+    parsed_allocation,
 )
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -155,6 +158,47 @@ def test_partitions_of_models_and_of_devices() -> None:
     assert texts(a_shape({"gpu": 300}), tables, devices)[2] == size
 
 
+_PAIRS = (
+    '{"2":[{"minors":[0,1],"ringBusBandwidth":"100Gi","allocationScore":9},'
+    '{"minors":[2,3],"ringBusBandwidth":"300Gi","allocationScore":1}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("broken", "held", "wanted", "passes"),
+    [
+        pytest.param((), {}, {}, True, id="the best pair"),
+        pytest.param((0,), {}, {}, True, id="a broken GPU of the best pair"),
+        pytest.param((0, 3), {}, {}, False, id="a broken GPU of each pair"),
+        pytest.param((0,), {2: "500Mi"}, {}, False, id="a pod has a part of the other pair"),
+        pytest.param((), {}, {"allocatePolicy": "Restricted"}, True, id="the best pair alone"),
+        pytest.param((0,), {}, {"allocatePolicy": "Restricted"}, False, id="the best is broken"),
+        pytest.param((), {}, {"ringBusBandwidth": "300Gi"}, True, id="fast enough"),
+        pytest.param((), {}, {"ringBusBandwidth": "301Gi"}, False, id="too slow"),
+        pytest.param((2,), {}, {"ringBusBandwidth": "101Gi"}, False, id="the slow pair is left"),
+    ],
+)
+def test_a_pair_of_linked_gpus(
+    broken: tuple[int, ...], held: dict[int, str], wanted: dict[str, str], passes: bool
+) -> None:
+    tables, devices = a_cluster(n1=[])
+    gpus = [a_gpu(minor, health=minor not in broken) for minor in range(4)]
+    honor = {LABEL_GPU_PARTITION_POLICY: "Honor"}
+    annotations = {ANNOTATION_GPU_PARTITIONS: _PAIRS}
+    devices.set_device(a_device_object("n1", gpus, labels=honor, annotations=annotations))
+    for minor, memory in held.items():
+        entry = {"minor": minor, "resources": {full("gpu-memory"): memory}}
+        shape = a_shape({"gpu-memory": memory})
+        allocated = parsed_allocation({"gpu": [entry]})
+        tables.place(a_booking(f"on-{minor}", shape, "n1", allocated))
+    shape = a_shape({"gpu": 200}, partition=wanted) if wanted else a_shape({"gpu": 200})
+    assert texts(shape, tables, devices) == [
+        [] if passes else ["Insufficient Partitioned GPU Devices"]
+    ]
+    outcome = DeviceShareAllocator(devices).choose(shape, 0)
+    assert isinstance(outcome, Failure) is not passes
+
+
 def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
     tables, devices = a_cluster(n1=eight())
     devices.set_device(a_device_object("n1", eight(), labels={LABEL_GPU_VENDOR: "cambricon"}))
@@ -163,6 +207,10 @@ def test_a_vendors_plugin_that_takes_one_device_for_a_pod() -> None:
     assert texts(a_shape({"gpu": 100}), tables, devices, adapted) == [[]]
     found = texts(a_shape({"gpu": 200}), tables, devices, adapted)
     assert found == [["node(s) Unsupported number of GPU requests"]]
+    for vendor in ("huawei", ""):
+        labels = {LABEL_GPU_VENDOR: vendor}
+        devices.set_device(a_device_object("n1", eight(), labels=labels))
+        assert texts(a_shape({"gpu": 200}), tables, devices, adapted) == [[]]
 
 
 def eight_at() -> list[dict[str, Any]]:
@@ -170,6 +218,17 @@ def eight_at() -> list[dict[str, Any]]:
     return [a_gpu(minor, at=(0, "AB"[minor // 4])) for minor in range(8)]
 
 
+def _function(kind: str) -> dict[str, Any]:
+    """Return a hint that wants a virtual function of this kind."""
+    return {"rdma": {"vfSelector": {"matchLabels": {"type": kind}}}}
+
+
+def _within(type_: str, scope: str) -> dict[str, Any]:
+    """Return a hint that wants the devices of a type within one part of the node."""
+    return {type_: {"requiredTopologyScope": scope}}
+
+
+SPREAD = "Insufficient Topology Scoped {} Devices"
 _FUNCTION: dict[str, Any] = {"rdma": {"vfSelector": {}}}
 _AS_COUNT: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount"}}
 _FUNCTIONS: dict[str, Any] = {"rdma": {"allocateStrategy": "RequestsAsCount", "vfSelector": {}}}
@@ -204,6 +263,22 @@ NICS = [
             ["Insufficient gpu devices"],
         ),
         ([a_gpu(0)], [({"gpu-memory": "500Mi"}, {})], {"gpu": 99}, {}, []),
+        (NICS, [], {"rdma": 1}, {"hint": _function("fast")}, []),
+        (
+            NICS,
+            [],
+            {"rdma": 1},
+            {"hint": _function("slow")},
+            ["Insufficient rdma VirtualFunctions"],
+        ),
+        # The ratio of the whole memory is free, but not the bytes.
+        (
+            [a_gpu(0)],
+            [({"gpu-memory": "500Mi"}, {})],
+            {"gpu-memory": "80Gi"},
+            {},
+            ["Insufficient gpu devices"],
+        ),
         # One device of each switch is in use.
         (
             NICS,
@@ -247,6 +322,80 @@ NICS = [
             {"joint": JOINT},
             [APART],
         ),
+        # Devices close together: as many as the largest part of the node has, and whether it has
+        # parts at all.
+        (eight_at(), [], {"gpu": 400}, {"hint": _within("gpu", "PCIe")}, []),
+        (eight_at(), [], {"gpu": 500}, {"hint": _within("gpu", "PCIe")}, [SPREAD.format("GPU")]),
+        (eight_at(), [], {"gpu": 800}, {"hint": _within("gpu", "NUMANode")}, []),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 300},
+            {"hint": _within("gpu", "NUMANode")},
+            [SPREAD.format("GPU")],
+        ),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 200},
+            {"hint": _within("gpu", "NUMANode")},
+            [],
+        ),
+        (
+            [a_gpu(0, at=(0, "A")), a_gpu(1, at=(1, "B")), a_gpu(2, at=(1, "C"))],
+            [],
+            {"gpu": 300},
+            {"hint": _within("gpu", "Node")},
+            [],
+        ),
+        (eight_at(), [], {"gpu": 100}, {"hint": _within("gpu", "Device")}, []),
+        (eight_at(), [], {"gpu": 200}, {"hint": _within("gpu", "Device")}, [SPREAD.format("GPU")]),
+        (
+            [a_gpu(0), a_gpu(1)],
+            [],
+            {"gpu": 200},
+            {"hint": _within("gpu", "NUMANode")},
+            ["node(s) missing GPU Device Topology Tree"],
+        ),
+        (
+            eight_at(),
+            [],
+            {"gpu.shared": 2, "gpu-memory-ratio": 80},
+            {"hint": _within("gpu", "PCIe")},
+            ["node(s) Unsupported Multi-Shared GPU"],
+        ),
+        (NICS, [], {"rdma": 300}, {"hint": _within("rdma", "PCIe")}, [SPREAD.format("rdma")]),
+        (NICS, [({"rdma": 100}, {})], {"rdma": 200}, {"hint": _within("rdma", "PCIe")}, []),
+        (
+            [a_nic(0, at=(0, "A")), a_nic(1)],
+            [],
+            {"rdma": 200},
+            {"hint": _within("rdma", "PCIe")},
+            ["node(s) missing rdma Device Topology Tree"],
+        ),
+        # Three types: one switch has to have all of them.
+        (
+            [
+                *(a_gpu(number, at=(0, "AB"[number])) for number in range(2)),
+                a_nic(0, at=(0, "A")),
+                a_device("fpga", 0, {"fpga": "100"}, at=(0, "B")),
+            ],
+            [],
+            {"gpu": 100, "rdma": 1, "fpga": 1},
+            {"joint": {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}},
+            [APART],
+        ),
+        (
+            [
+                *(a_gpu(number, at=(0, "AB"[number])) for number in range(2)),
+                *(a_nic(number, at=(0, "AB"[number])) for number in range(2)),
+                a_device("fpga", 0, {"fpga": "100"}, at=(0, "B")),
+            ],
+            [],
+            {"gpu": 100, "rdma": 1, "fpga": 1},
+            {"joint": {"deviceTypes": ["gpu", "rdma", "fpga"], "requiredScope": "SamePCIe"}},
+            [],
+        ),
         # Three NICs for two switches: tried on the node.
         ([*eight_at(), *NICS], [], {"gpu": 800, "rdma": 300}, {"joint": JOINT}, []),
         ([*eight_at(), *NICS], [], {"gpu": 400, "rdma": 300}, {"joint": JOINT}, [APART]),
@@ -277,3 +426,43 @@ def test_what_columns_decide(
     request, view = shape.derived(device_request), devices.view(0)
     assert isinstance(request, DeviceRequest) and view is not None
     assert isinstance(allocate(view, request), Failure) is bool(expected)
+
+
+def test_each_node_lacks_devices_or_their_virtual_functions() -> None:
+    def nic(*functions: str) -> list[dict[str, Any]]:
+        return [a_nic(0, functions=functions)]
+
+    tables, devices = a_cluster(n1=nic("0.0"), n2=nic("0.0"), n3=nic("0.0"), n4=nic())
+    for node, how in (("n2", _FUNCTIONS), ("n3", _AS_COUNT)):
+        shape = a_shape({"rdma": 1}, hint=how) if node == "n2" else a_shape({"rdma": 100})
+        found = DeviceShareAllocator(devices).choose(shape, tables.nodes.row(node) or 0)
+        assert not isinstance(found, Failure), found
+        tables.place(a_booking(f"on-{node}", shape, node, found))
+    assert texts(a_shape({"rdma": 1}, hint=_FUNCTION), tables, devices) == [
+        [],
+        ["Insufficient rdma VirtualFunctions"],
+        ["Insufficient rdma devices"],
+        ["Insufficient rdma VirtualFunctions"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "most", "score"),
+    [
+        ({"gpu-memory": "40Gi"}, False, (100 + 50 + 50) // 3),
+        ({"gpu-memory": "40Gi"}, True, (0 + 50 + 50) // 3),
+        ({"gpu": 25}, False, 75),
+        ({"gpu": 25}, True, 25),
+        ({"gpu": 100}, False, 0),
+        ({"gpu": 200}, False, 0),
+        ({"gpu": 200}, True, 0),
+    ],
+)
+def test_scores_count_both_units_of_gpu_memory(
+    requests: dict[str, Any], most: bool, score: int
+) -> None:
+    """More than a node has scores nothing."""
+    tables, devices = a_cluster(n1=[a_gpu(0)], n2=None)
+    weights = {full(name): 1 for name in ("gpu-core", "gpu-memory", "gpu-memory-ratio")}
+    plugin = DeviceShareScore(devices, Settings(scoring=Scoring(most=most, weights=weights)))
+    assert plugin.score(a_shape(requests), tables, slice(0, 2)).tolist() == [score, 0]

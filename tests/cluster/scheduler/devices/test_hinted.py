@@ -10,8 +10,11 @@ import pytest
 from apis.keys import ANNOTATION_DEVICE_ALLOCATED, LABEL_GPU_MODEL, LABEL_GPU_PARTITION_POLICY
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
+from cluster.scheduler.exact.devices import failures
+from cluster.scheduler.exact.devices.candidates import NO_LIMITS, Limits
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
+from cluster.scheduler.plugins.devices.hinted import narrowed
 from cluster.scheduler.plugins.devices.settings import Settings
 from cluster.scheduler.plugins.nodes.scheduling_hint import SchedulingHintNodes
 from cluster.scheduler.profiles import make_plugins
@@ -194,3 +197,37 @@ def test_a_profile_with_the_plugin_follows_the_hint() -> None:
     again = _schedule(scheduling, "b", shape)
     assert isinstance(again, Unplaced)
     assert "1 Insufficient gpu devices" in again.diagnosis.message
+
+
+def test_a_hint_narrows_what_a_reservation_holds() -> None:
+    reserved = Limits(
+        numa=frozenset({1}),
+        required={"gpu": {0: {"a": 7, "b": 7}, 1: {"a": 3}}, "rdma": {0: {"rdma": 1}}},
+        functions={("rdma", 0): frozenset({"0.0"})},
+    )
+    hint = Limits(
+        required={"gpu": {1: {"a": 5, "b": 5}, 2: {"a": 9}}, "fpga": {0: {"fpga": 1}}},
+        functions={("rdma", 1): frozenset({"1.0"})},
+    )
+    assert narrowed(reserved, hint) == Limits(
+        numa=frozenset({1}),
+        required={
+            "gpu": {1: {"a": 3, "b": 0}},
+            "rdma": {0: {"rdma": 1}},
+            "fpga": {0: {"fpga": 1}},
+        },
+        functions={("rdma", 1): frozenset({"1.0"})},
+    )
+    assert narrowed(reserved, NO_LIMITS) is reserved
+
+
+def test_devices_are_chosen_for_pods_that_no_kubelet_serves() -> None:
+    _, devices = a_cluster(n1=None)
+    allocator = DeviceShareAllocator(devices)
+    assert allocator.choose(a_shape({"cpu": 1}), 0) == {}
+    assert allocator.choose(a_shape({"nvidia.com/gpu": 1}), 0) == {}
+    assert allocator.choose(a_shape({"gpu": 100}), 0) == failures.NO_DEVICES["gpu"]
+    counted = _pod({"nvidia.com/gpu": 1}, _recorded(0))
+    assert allocator.choose(counted, 0) == {}
+    follows = DeviceShareAllocator(devices, _FOLLOWS)
+    assert follows.choose(counted, 0) == failures.NO_DEVICES["gpu"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.exact.devices.records import (
     adapted_record,
     device_allocated,
+    supports,
 )
 from cluster.scheduler.plugins.devices.allocation import DeviceShareAllocator
 from cluster.scheduler.plugins.devices.settings import Settings
@@ -149,6 +151,31 @@ def test_annotations_of_vendors(
     assert record.lock == lock
 
 
+@pytest.mark.parametrize(
+    ("vendor", "gpus", "supported"),
+    [("cambricon", 1, True), ("cambricon", 2, False), ("huawei", 2, True), ("", 8, True)],
+)
+def test_how_many_gpus_a_vendors_plugin_can_give(vendor: str, gpus: int, supported: bool) -> None:
+    assert supports(vendor, gpus) is supported
+
+
+def test_a_gpu_without_a_share_of_its_cores_has_all_of_them() -> None:
+    resources = {full("gpu-memory-ratio"): "100"}
+    whole = parsed_allocation({"gpu": [{"minor": 2, "id": "GPU-2", "resources": resources}]})
+    for vendor, key, text in (
+        ("cambricon", "CAMBRICON_DSMLU_PROFILE", "2_100_0"),
+        (
+            "metax",
+            "metax-tech.com/gpu-devices-allocated",
+            '[[{"compute":100,"uuid":"GPU-2","vRam":0}]]',
+        ),
+    ):
+        record = adapted_record(
+            whole, node="n1", vendor=vendor, model="", isolation="", now_ns=NOW_NS
+        )
+        assert record.annotations[key] == text
+
+
 def test_without_a_gpu_only_the_time_of_binding_is_added() -> None:
     rdma = parsed_allocation({"rdma": [{"minor": 0, "resources": {full("rdma"): "1"}}]})
     record = adapted_record(rdma, node="n1", vendor="x", model="", isolation="", now_ns=5)
@@ -199,6 +226,9 @@ def test_the_lock_of_a_node_is_named_for_vendors_that_need_it() -> None:
         found = allocator.choose(shape, 0)
         assert not isinstance(found, Failure)
         booking = a_booking("p", shape, "n1", found)
-        assert allocator.record(booking, tables).lock == lock
+        recorded = allocator.record(replace(booking, start=12.5), tables)
+        assert recorded.lock == lock
+        when = recorded.annotations["scheduling.koordinator.sh/bind-timestamp"]
+        assert when == "12500000000"
         assert allocator.record(a_booking("p", shape, "n1", {}), tables).lock == ""
         assert DeviceShareAllocator(devices).record(booking, tables).lock == ""

@@ -143,6 +143,9 @@ def test_distribute_evenly_divides_only_what_one_numa_node_cannot_take() -> None
     assert allocated(TWO_SOCKETS, CpuDemand(8, FULL), used="0-1,8-9", strategy=EVENLY) == (
         "2-5,10-13"
     )
+    # Whole cores, as long as there are enough: NUMA node 0 has two of them.
+    assert allocated(TWO_SOCKETS, CpuDemand(12, FULL), used="0,2", strategy=EVENLY) == "4-15"
+    assert allocated(TWO_SOCKETS, CpuDemand(11, FULL), used="0,2", strategy=EVENLY) == "1,4-13"
     assert allocated(TWO_SOCKETS, CpuDemand(10, SPREAD), strategy=EVENLY) == "0-2,4,6,8-10,12,14"
 
 
@@ -154,6 +157,21 @@ def test_whole_cores_are_found_among_cores_of_different_size() -> None:
     assert allocated(hybrid, required) == "0-1,4"
     assert allocate_cpus(hybrid, cpus("1-3"), required, strategy=LEAST) == Unfit(NOT_ENOUGH)
     assert allocated(hybrid, CpuDemand(4, FULL, required=True), used="0") == "2-5"
+
+
+def test_a_part_of_a_core_is_one_of_the_widest() -> None:
+    """Cores of two and of three threads, so that no whole core has the size."""
+    mixed = cpu_topology(Cpu(number, core, 0, 0) for number, core in enumerate([0, 0, 1, 1, 1]))
+    assert allocated(mixed, CpuDemand(1, FULL)) == "2"
+    assert allocated(mixed, CpuDemand(4, FULL)) == "0,2-4"
+
+
+def test_smaller_cores_are_taken_where_the_largest_leave_a_part() -> None:
+    sizes = (3, 3, 2, 2)
+    numbers = [core for core, size in enumerate(sizes) for _ in range(size)]
+    mixed = cpu_topology(Cpu(number, core, 0, 0) for number, core in enumerate(numbers))
+    for count, expected in ((4, "6-9"), (5, "0-2,6-7"), (6, "0-5"), (7, "0-2,6-9")):
+        assert allocated(mixed, CpuDemand(count, FULL, required=True)) == expected
 
 
 def test_whole_cores_are_found_where_a_thread_is_offline() -> None:
@@ -170,6 +188,9 @@ def test_whole_cores_are_found_where_a_thread_is_offline() -> None:
     # Half a core of a reservation is left where it is.
     assert allocated(uneven, required(4), preferred="0-2") == "0-3"
     assert allocated(uneven, required(2), preferred="14") == "0-1"
+    # Cores of a reservation come first, as many as leave a whole number of others.
+    assert allocated(uneven, required(3), preferred="12-13") == "12-14"
+    assert allocated(uneven, required(4), preferred="10-14") == "10-13"
     # Each NUMA node gives what is nearest to its share.
     assert allocated(uneven, required(5), shares={0: 2, 1: 3}) == "0-1,8-9,14"
     assert allocated(uneven, required(7), shares={0: 3, 1: 4}) == "0-3,8-9,14"

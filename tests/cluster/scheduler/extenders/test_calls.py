@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import test_utils, web
 
 from apis.errors import InputError
 from cluster.scheduler.configuration.extenders import Extender, ExtenderTLSConfig
@@ -63,6 +64,44 @@ def test_only_200_is_an_answer(status: int) -> None:
     asyncio.run(run())
 
 
+def test_a_request_is_json_and_follows_no_redirection() -> None:
+    seen: list[tuple[str, str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.method, request.path, request.content_type))
+        if request.path != "/moved/filter":
+            return web.Response(status=307, headers={"Location": "/moved/filter"})
+        return web.Response(text="{}")
+
+    async def run() -> None:
+        server = test_utils.TestServer(web.Application())
+        server.app.router.add_route("*", "/{tail:.*}", answer)
+        async with server:
+            with pytest.raises(ExtenderError, match="status 307"):
+                await _call(str(server.make_url("/x")))
+
+    asyncio.run(run())
+    assert seen == [("POST", "/x/filter", "application/json")]
+
+
+def test_an_extender_is_not_called_before_and_after_the_scheduler_runs() -> None:
+    async def run() -> None:
+        async with serving({"filter": lambda _: {}}) as extender:
+            made = _calls(extender.url)
+            await made.close()
+            with pytest.raises(ExtenderError, match="the scheduler is ending"):
+                await made.call("filter", b"{}")
+            made.open()
+            assert await made.call("filter", b"{}") == b"{}"
+            for _ in range(2):
+                await made.close()
+                with pytest.raises(ExtenderError, match="the scheduler is ending"):
+                    await made.call("filter", b"{}")
+            assert len(extender.asked) == 1
+
+    asyncio.run(run())
+
+
 def test_a_slow_extender_costs_its_time_limit() -> None:
     async def run() -> None:
         async with serving({"filter": lambda _: {}}) as extender:
@@ -102,10 +141,13 @@ def test_an_extender_that_is_away_and_one_that_speaks_no_http() -> None:
     asyncio.run(run())
 
 
-def test_https_verifies_by_the_configured_ca() -> None:
+def test_https_verifies_by_the_configured_ca(tmp_path: Path) -> None:
     certificates, others = make_certificates(["127.0.0.1"]), make_certificates(["127.0.0.1"])
     ca = base64.b64encode(certificates.ca_cert).decode()
     wrong = base64.b64encode(others.ca_cert).decode()
+    right_file, wrong_file = tmp_path / "right", tmp_path / "wrong"
+    right_file.write_bytes(certificates.ca_cert)
+    wrong_file.write_bytes(others.ca_cert)
 
     async def run() -> None:
         tls = _server_context(certificates)
@@ -114,6 +156,10 @@ def test_https_verifies_by_the_configured_ca() -> None:
 
     async def _trusted(extender: Serving) -> None:
         assert await _call(extender.url, tls_config=ExtenderTLSConfig(ca_data=ca)) == b"{}"
+        in_file = ExtenderTLSConfig(ca_file=str(right_file))
+        assert await _call(extender.url, tls_config=in_file) == b"{}"
+        both = ExtenderTLSConfig(ca_data=ca, ca_file=str(wrong_file))
+        assert await _call(extender.url, tls_config=both) == b"{}"
         for config in (ExtenderTLSConfig(ca_data=wrong), ExtenderTLSConfig(), None):
             with pytest.raises(ExtenderError, match="certificate"):
                 await _call(extender.url, tls_config=config)
@@ -124,6 +170,12 @@ def test_https_verifies_by_the_configured_ca() -> None:
         assert await _call(extender.url, tls_config=insecure) == b"{}"
         # kube-scheduler's rule: enableHTTPS without a CA verifies nothing.
         assert await _call(extender.url, enable_https=True) == b"{}"
+        for config in (
+            ExtenderTLSConfig(ca_data=wrong),
+            ExtenderTLSConfig(ca_file=str(wrong_file)),
+        ):
+            with pytest.raises(ExtenderError, match="certificate"):
+                await _call(extender.url, enable_https=True, tls_config=config)
 
     asyncio.run(run())
 

@@ -10,8 +10,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from apis.errors import InputError
 from cluster.scheduler.binding.placement import Placement
-from cluster.scheduler.configuration.extenders import Extender, ExtenderManagedResource
+from cluster.scheduler.configuration.extenders import (
+    Extender,
+    ExtenderManagedResource,
+    ExtenderTLSConfig,
+)
 from cluster.scheduler.configuration.strict import Seconds
 from cluster.scheduler.cycle.opinions import Opinion
 from cluster.scheduler.cycle.proposals import Proposals
@@ -374,10 +379,15 @@ def test_an_extender_that_only_binds_is_asked_about_no_nodes() -> None:
     async def run() -> None:
         bed = _Bed([Serving({})], [{"filter_verb": "", "bind_verb": "bind"}])
         assert not bed.extenders.concerns(_shape())
+        assert not bed.extenders.preempts(_shape())
         assert bed.extenders.binds(_shape())
         other = _Bed([Serving({})], [{}])
         assert other.extenders.concerns(_shape())
+        assert not other.extenders.preempts(_shape())
         assert not other.extenders.binds(_shape())
+        third = _Bed([Serving({})], [{"filter_verb": "", "preempt_verb": "preempt"}])
+        assert not third.extenders.concerns(_shape())
+        assert third.extenders.preempts(_shape())
 
     asyncio.run(run())
 
@@ -409,5 +419,51 @@ def test_an_extender_binds_or_says_why_not(answer: Any, problem: str, ignorable:
             assert server.bodies("bind") == [
                 {"PodName": "p", "PodNamespace": "default", "PodUID": "u", "Node": "n0"}
             ]
+
+    asyncio.run(run())
+
+
+def test_the_first_of_several_failures_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with serving({"bind": lambda _: {}}) as server:
+            bed = _Bed([server], [{"bind_verb": "bind", "ignorable": True}])
+            bed.extenders.open()
+            placement = Placement(namespace="default", name="p", uid="u", node="n0")
+            for status in (500, 503, 200, 200, 404, 404):
+                server.status = status
+                assert await bed.extenders.bind(placement) is (status == 200)
+            await bed.extenders.close()
+            start = f"extender {server.url}: bind was answered with status "
+            assert caplog.messages == [f"{start}500", f"{start}404"]
+
+    asyncio.run(run())
+
+
+def test_an_extender_with_unusable_files_is_named() -> None:
+    configured = [
+        {"tls_config": ExtenderTLSConfig(ca_file="/nowhere")} if number == 1 else {}
+        for number in range(3)
+    ]
+
+    async def run() -> None:
+        servers = [Serving({}, url=f"https://{number}.example.com") for number in range(3)]
+        with pytest.raises(InputError) as raised:
+            _Bed(servers, configured)
+        assert (raised.value.obj, raised.value.field) == ("extenders", "extenders[1].tlsConfig")
+
+    asyncio.run(run())
+
+
+def test_a_pod_that_is_gone_when_its_turn_comes_is_not_asked_about() -> None:
+    async def run() -> None:
+        async with serving(_passing("n0")) as server:
+            bed = _Bed([server], [{}])
+            bed.deciding.names = None
+            bed.extenders.open()
+            pod = PendingPod(key="default/p", uid="u", priority=0, shape=_shape(), created=0.0)
+            bed.extenders.ask(pod)
+            await asyncio.gather(*bed.extenders._tasks)
+            assert (server.asked, bed.deciding.said) == ([], [])
+            await bed.extenders.close()
 
     asyncio.run(run())

@@ -24,7 +24,7 @@ from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.reasons.diagnosis import Diagnosis
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.gather import Gather
-from cluster.scheduler.tables.network_topology import Layer
+from cluster.scheduler.tables.network_topology import Layer, NetworkTopology
 from cluster.scheduler.tables.pending import PendingPod
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -523,6 +523,10 @@ def test_the_score_counts_only_for_pods_that_name_their_job() -> None:
     assert plugin.applies(bed.pod("w").shape, bed.tables)
     plain = bed.shapes.of(make_pod("p", annotations={"x": json.dumps({})}))
     assert not plugin.applies(plain, bed.tables)
+    feasible, pod = np.arange(5, dtype=np.intp), bed.pod("v").shape
+    unknown = NetworkTopologyScore(NetworkTopology(bed.tables.nodes))
+    assert unknown.score_set(pod, bed.tables, feasible).tolist() == [0] * 5
+    assert plugin.score_set(pod, bed.tables, feasible[:0]).tolist() == []
 
 
 @pytest.mark.parametrize(

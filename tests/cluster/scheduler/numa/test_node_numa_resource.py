@@ -25,13 +25,24 @@ from apis.keys import (
     LABEL_QOS_CLASS,
 )
 from apis.numa import CPUBindPolicy, NUMATopologyPolicy
-from cluster.scheduler.exact.numa import Hint, Hints, Scoring, affinities
+from cluster.scheduler.exact.numa import (
+    Hint,
+    Hints,
+    NumaDemand,
+    Placement,
+    Scoring,
+    affinities,
+    allocate,
+)
+from cluster.scheduler.exact.unfit import Unfit
 from cluster.scheduler.plugins.contract import Refusal
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
+from cluster.scheduler.tables.numa.demand import CpuDemand
+from cluster.scheduler.tables.numa.state import NumaState
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
@@ -95,6 +106,23 @@ def test_a_pod_of_another_priority_is_not_bound() -> None:
     assert cpus_of(cluster.allocate(Shapes().of(pod), "n")) == ""
 
 
+@pytest.mark.parametrize(
+    ("policy", "of_others"),
+    [
+        (NUMATopologyPolicy.NONE, Placement()),
+        (NUMATopologyPolicy.BEST_EFFORT, Unfit("node(s) missing NUMA resources")),
+    ],
+)
+def test_no_cpus_are_bound_on_a_node_whose_topology_is_not_known(
+    policy: NUMATopologyPolicy, of_others: Placement | Unfit
+) -> None:
+    scoring = Scoring(most_allocated=False, weights={"cpu": 1})
+    demand = NumaDemand({"cpu": 4000}, CpuDemand(4, CPUBindPolicy.FULL_PCPUS), policy)
+    state = NumaState(topology=None)
+    assert allocate(state, demand, scoring) == Unfit("node(s) invalid CPU Topology")
+    assert allocate(state, replace(demand, cpus=None), scoring) == of_others
+
+
 def test_part_of_a_cpu_cannot_be_bound() -> None:
     cluster = small_cluster()
     with pytest.raises(Refusal, match="the requested CPUs must be integer"):
@@ -136,6 +164,22 @@ def test_a_node_policy_binds_every_pod_that_requests_cpu() -> None:
     assert cluster.reasons(spread) == {
         "n": ("node(s) cpu bind policy conflicts with pod's required cpu bind policy",)
     }
+
+
+def test_a_node_policy_may_spread_every_pod_that_requests_cpu() -> None:
+    cluster = small_cluster(labels={LABEL_CPU_BIND_POLICY: "SpreadByPCPUs"})
+    assert cpus_of(cluster.allocate(cluster.shape({"cpu": "3"}), "n")) == "0,2,4"
+    assert cluster.reasons(cluster.shape({"cpu": "17"}))["n"]
+    none = cluster.shape({"cpu": "0", "memory": "1Gi"})
+    assert cluster.reasons(none) == {"n": ()}
+    assert cpus_of(cluster.allocate(none, "n")) == ""
+    full = cluster.shape({"cpu": "2"}, qos="LSR", spec={"requiredCPUBindPolicy": "FullPCPUs"})
+    assert cluster.reasons(full) == {
+        "n": ("node(s) cpu bind policy conflicts with pod's required cpu bind policy",)
+    }
+    preferred = cluster.shape({"cpu": "2"}, qos="LSR", spec={"preferredCPUBindPolicy": "FullPCPUs"})
+    assert cluster.reasons(preferred) == {"n": ()}
+    assert cpus_of(cluster.allocate(preferred, "n")) == "0,2"
 
 
 def test_kubelets_option_counts_before_the_label() -> None:
@@ -335,6 +379,56 @@ def test_a_set_where_one_provider_would_mix_pods_comes_after_wider_ones() -> Non
     for hints in ((own, devices), (devices, own)):
         assert affinities(NUMATopologyPolicy.RESTRICTED, (0, 1), hints) == [0b11, 0b01]
     assert affinities(NUMATopologyPolicy.RESTRICTED, (0, 1), [devices]) == [0b01, 0b11]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "policy", "ranked"),
+    [
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.RESTRICTED,
+            [0b11],
+            id="only what all prefer",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.BEST_EFFORT,
+            [0b11, 0b01, 0b10],
+            id="what all prefer comes first",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(False), 0b11: Hint(True)},
+            {0b01: Hint(False), 0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.SINGLE_NUMA_NODE,
+            [0b01, 0b10],
+            id="one NUMA node, preferred or not",
+        ),
+        pytest.param(
+            {0b01: Hint(True, 10), 0b10: Hint(True, 20)},
+            {0b01: Hint(True, 15), 0b10: Hint(True, 1)},
+            NUMATopologyPolicy.RESTRICTED,
+            [0b01, 0b10],
+            id="the larger sum of scores",
+        ),
+        pytest.param(
+            {0b01: Hint(True), 0b10: Hint(True)},
+            {0b10: Hint(True), 0b11: Hint(True)},
+            NUMATopologyPolicy.BEST_EFFORT,
+            [0b10, 0b11],
+            id="in the end all NUMA nodes",
+        ),
+        pytest.param(
+            {0b01: Hint(True)}, {0b10: Hint(True)}, NUMATopologyPolicy.RESTRICTED, [], id="none"
+        ),
+    ],
+)
+def test_sets_are_ranked_by_what_all_providers_say(
+    one: Hints, other: Hints, policy: NUMATopologyPolicy, ranked: list[int]
+) -> None:
+    for hints in ((one, other), (other, one)):
+        assert affinities(policy, (0, 1), hints) == ranked
 
 
 @pytest.mark.parametrize(

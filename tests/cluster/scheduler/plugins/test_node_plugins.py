@@ -387,6 +387,14 @@ def test_images_of_volumes_count_like_those_of_containers() -> None:
         for pod in pods
     ]
     assert scores == [[48], [48], [100]]
+    several = make_pod(
+        "two", containers=[{"name": "c", "image": "i:1"}, {"name": "d", "image": "x"}]
+    )
+    assert ImageLocality().score(shapes.of(several), tables, slice(0, 1)).tolist() == [24]
+    # Of two nodes one has it, so half of the size counts there.
+    tables.upsert_node(make_node("m"))
+    one = shapes.of(pods[0])
+    assert ImageLocality().score(one, tables, slice(0, 2)).tolist() == [23, 0]
 
 
 def _default_profile(tables: Tables) -> Profile:
@@ -527,3 +535,124 @@ def test_what_a_pod_counts_with_in_resource_scores(
     assert used(shapes.of(pod)) == pending
     tables.place(Booking(key="", uid="u", shape=shapes.of(pod), node="n"))
     assert used(shapes.of(make_pod("q", requests={"cpu": "0", "memory": "0"}))) == running
+
+
+def test_terms_of_the_profile_count_beside_those_of_the_pod() -> None:
+    tables = Tables()
+    for name, labels in (
+        ("n0", {"pool": "a", "disk": "ssd"}),
+        ("n1", {"pool": "a"}),
+        ("n2", {"pool": "b", "disk": "ssd"}),
+        ("n3", {"pool": "b"}),
+    ):
+        tables.upsert_node(make_node(name, labels=labels))
+
+    def terms(key: str, value: str, weight: int) -> dict[str, Any]:
+        term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+        return {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": weight, "preference": term}
+            ],
+        }
+
+    def shape(node_affinity: dict[str, Any]) -> PodShape:
+        return Shapes().of(make_pod("p", affinity={"nodeAffinity": node_affinity}))
+
+    profile = shape(terms("pool", "a", 3)).affinity
+    assert profile is not None
+    plugin, every = NodeAffinity(added=profile.node_affinity), slice(0, 4)
+    pod, plain = shape(terms("disk", "ssd", 4)), Shapes().of(make_pod("q"))
+    assert plugin.applies(plain, tables)
+    assert not NodeAffinity().applies(plain, tables)
+    assert plugin.filter(plain, tables, every).tolist() == [0, 0, 2, 2]
+    # kube-scheduler names the terms of the profile alone where both hold a node back.
+    assert plugin.filter(pod, tables, every).tolist() == [0, 1, 2, 2]
+    assert plugin.reasons(pod)[1].text == "node(s) didn't match scheduler-enforced node affinity"
+    assert plugin.score(pod, tables, every).tolist() == [7, 3, 4, 0]
+    assert plugin.normalize(plugin.score(pod, tables, every)).tolist() == [100, 42, 57, 0]
+
+
+@pytest.mark.parametrize(
+    ("requests", "headroom"),
+    [
+        pytest.param({}, [3, 110, 110], id="only the count of pods limits"),
+        pytest.param({"cpu": "4"}, [3, 3, 4], id="whole pods"),
+        pytest.param({"cpu": "4", "memory": "32Gi"}, [2, 2, 2], id="the scarcest resource"),
+        pytest.param({"cpu": "0"}, [3, 110, 110], id="a request of nothing"),
+        pytest.param({"cpu": "1", "example.com/x": "1"}, [0, 5, 0], id="what one node has"),
+        pytest.param({"cpu": "1", "example.com/y": "1"}, [0, 0, 0], id="what no node has"),
+        pytest.param(
+            {"cpu": "1", "example.com/y": "1", "example.com/z": "1"}, [0, 0, 0], id="two such"
+        ),
+        pytest.param({"cpu": "17"}, [0, 0, 0], id="more than a node has"),
+    ],
+)
+def test_how_many_pods_of_a_shape_a_node_has_left(
+    requests: dict[str, str], headroom: list[int]
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n0", allocatable={"pods": "4"}))
+    tables.upsert_node(make_node("n1", allocatable={"pods": "111", "example.com/x": "5"}))
+    tables.upsert_node(make_node("n2"))
+    for node, cpu in (("n0", "1"), ("n1", "3")):
+        running = shapes.of(make_pod(f"of-{node}", requests={"cpu": cpu}))
+        tables.place(Booking(key="", uid=node, shape=running, node=node))
+    pod = shapes.of(make_pod("p", requests=requests))
+    plugin = NodeResourcesFit()
+    found = plugin.headroom(pod, tables, slice(0, 3), 1000)
+    assert found.tolist() == headroom
+    mask = plugin.filter(pod, tables, slice(0, 3))
+    assert (mask == 0).tolist() == [count > 0 for count in headroom]
+    assert [plugin.filter_row(pod, tables, row) for row in range(3)] == mask.tolist()
+
+
+def test_resources_that_extenders_manage_are_not_looked_at() -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    requests = {"cpu": "1", "a.io/x": "1", "a.io/y": "1", "b.io/z": "1"}
+    pod = shapes.of(make_pod("p", requests=requests))
+    plugin = NodeResourcesFit(ignored=frozenset({"a.io/x"}), ignored_groups=frozenset({"b.io"}))
+    assert sorted(plugin.looked_at(pod)) == [("a.io/y", 1), ("cpu", 1000)]
+    texts = [reason.text for reason in plugin.reasons(pod)]
+    assert sorted(texts) == ["Insufficient a.io/y"] * 2 + ["Insufficient cpu"] * 2 + [
+        "Too many pods"
+    ]
+    assert plugin.filter(pod, tables, slice(0, 1)).tolist() != [0]
+    ignoring = NodeResourcesFit(ignored_groups=frozenset({"a.io", "b.io"}))
+    assert ignoring.filter(pod, tables, slice(0, 1)).tolist() == [0]
+
+
+def test_what_containers_request_by_default_counts_for_fullness_and_not_for_balance() -> None:
+    """100 millicores and 200 MiB, of the pod that is placed and of those that run."""
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n", allocatable={"cpu": "1", "memory": "1000Mi"}))
+    tables.place(Booking(key="", uid="u", shape=shapes.of(make_pod("u")), node="n"))
+    pod = shapes.of(make_pod("p", requests={"cpu": "500m"}))
+    for plugin, score in (
+        (LeastAllocated(), (40 + 60) // 2),
+        (MostAllocated(), (60 + 40) // 2),
+        (BalancedAllocation(), 75 + (75 - 100) // 2),
+    ):
+        assert plugin.score(pod, tables, slice(0, 1)).tolist() == [score]
+        assert plugin.score_row(pod, tables, 0) == score
+
+
+@pytest.mark.parametrize(
+    ("effect", "held", "score"),
+    [("NoSchedule", 1, 0), ("NoExecute", 1, 0), ("PreferNoSchedule", 0, 1)],
+)
+def test_what_a_taint_does_to_pods_that_do_not_tolerate_it(
+    effect: str, held: int, score: int
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n", taints=[{"key": "k", "value": "v", "effect": effect}]))
+    plugin, rows = TaintToleration(), slice(0, 1)
+    plain = shapes.of(make_pod("p"))
+    tolerations = [{"key": "k", "operator": "Exists"}]
+    tolerant = shapes.of(make_pod("q", tolerations=tolerations))
+    assert plugin.applies(plain, tables)
+    assert plugin.filter(plain, tables, rows).tolist() == [held]
+    assert plugin.score(plain, tables, rows).tolist() == [score]
+    assert plugin.filter(tolerant, tables, rows).tolist() == [0]
+    assert plugin.score(tolerant, tables, rows).tolist() == [0]

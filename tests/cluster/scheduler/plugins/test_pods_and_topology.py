@@ -18,6 +18,7 @@ from cluster.scheduler.plugins.between_pods.topology_spread import (
     PodTopologySpread,
     PodTopologySpreadScore,
 )
+from cluster.scheduler.plugins.contract import NO_LIMIT
 from cluster.scheduler.plugins.nodes.node_affinity import NodeAffinity
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.shapes import Shapes
@@ -236,3 +237,105 @@ def test_terms_of_running_pods_may_be_left_out_for_pods_without_preferences(
     assert score.applies(pod, tables) is (scores is not None)
     if scores is not None:
         assert score.score_set(pod, tables, np.arange(2, dtype=np.intp)).tolist() == scores
+
+
+def test_a_term_that_pods_of_several_shapes_have_counts_once_for_each_pod() -> None:
+    tables, shapes = Tables(), Shapes()
+    for name in ("n0", "n1"):
+        tables.upsert_node(make_node(name))
+
+    def run(uid: str, node: str, weight: int, selector: dict[str, str]) -> None:
+        term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector}}
+        preferred = [{"weight": weight, "podAffinityTerm": term}]
+        rules = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+        pod = make_pod(uid, labels={"own": uid}, affinity={"podAffinity": rules})
+        tables.place(Booking(key="", uid=uid, shape=shapes.of(pod), node=node))
+
+    run("u0", "n0", 10, {"app": "a"})
+    run("u1", "n0", 10, {"app": "a"})
+    run("u2", "n1", 30, {"tier": "b"})
+    pod = shapes.of(make_pod("p", labels={"app": "a", "tier": "b"}))
+    score = InterPodAffinityScore(InterPodAffinity())
+    rows = np.arange(2, dtype=np.intp)
+    assert score.score_set(pod, tables, rows).tolist() == [0, 100]
+    run("u3", "n0", 11, {"app": "a"})
+    assert score.score_set(pod, tables, rows).tolist() == [100, 0]
+
+
+def _spread_cluster(in_a: int, in_b: int) -> tuple[Tables, Shapes]:
+    """Return zone a with two nodes, zone b with one, and one without a zone; with pods of app w."""
+    tables, shapes = Tables(), Shapes()
+    for name, zone in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("x", "")):
+        tables.upsert_node(make_node(name, labels={"zone": zone} if zone else {}))
+    running = shapes.of(make_pod("u", labels={"app": "w"}))
+    for node, count in (("a0", in_a), ("b0", in_b), ("x", 5)):
+        for number in range(count):
+            tables.place(Booking(key="", uid=f"{node}-{number}", shape=running, node=node))
+    return tables, shapes
+
+
+def _spreading(when: str, **more: Any) -> list[dict[str, Any]]:
+    selector = {"matchLabels": {"app": "w"}}
+    rule = {"topologyKey": "zone", "whenUnsatisfiable": when, "labelSelector": selector}
+    return [{"maxSkew": 1, **rule, **more}]
+
+
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "app", "pods", "more", "mask", "headroom"),
+    [
+        pytest.param(2, 1, "w", 0, {}, [1, 1, 0, 2], [0, 0, 1, 0], id="only where fewer are"),
+        pytest.param(2, 1, "w", 3, {}, [1, 1, 0, 2], [2, 2, 3, 0], id="while others follow"),
+        pytest.param(2, 1, "v", 0, {}, [0, 0, 0, 2], [None, None, None, 0], id="not counted"),
+        pytest.param(4, 1, "v", 0, {}, [1, 1, 0, 2], [0, 0, None, 0], id="not counted, but held"),
+        pytest.param(1, 1, "w", 0, {}, [0, 0, 0, 2], [1, 1, 1, 0], id="even"),
+        pytest.param(2, 1, "w", 0, {"maxSkew": 2}, [0, 0, 0, 2], [1, 1, 2, 0], id="more skew"),
+        pytest.param(0, 0, "w", 9, {"minDomains": 3}, [0, 0, 0, 2], [1, 1, 1, 0], id="few domains"),
+        pytest.param(1, 1, "w", 9, {"minDomains": 3}, [1, 1, 1, 2], [0, 0, 0, 0], id="too few"),
+        pytest.param(1, 1, "w", 0, {"minDomains": 2}, [0, 0, 0, 2], [1, 1, 1, 0], id="enough"),
+    ],
+)
+def test_how_far_zones_may_differ(
+    in_a: int,
+    in_b: int,
+    app: str,
+    pods: int,
+    more: dict[str, Any],
+    mask: list[int],
+    headroom: list[int | None],
+) -> None:
+    """None: as many as there are. A node without a zone takes none."""
+    tables, shapes = _spread_cluster(in_a, in_b)
+    rules = _spreading("DoNotSchedule", **more)
+    pod = shapes.of(make_pod("p", labels={"app": app}, topologySpreadConstraints=rules))
+    plugin, every = PodTopologySpread(), slice(0, 4)
+    assert plugin.filter(pod, tables, every).tolist() == mask
+    expected = [NO_LIMIT if count is None else count for count in headroom]
+    assert plugin.headroom(pod, tables, every, pods).tolist() == expected
+    assert not PodTopologySpreadScore(plugin).applies(pod, tables)
+
+
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "more", "scores"),
+    [
+        # ln 4 for each pod of a zone, rounded: 3 and 1; then 2 more for the skew: 5 and 3.
+        (2, 1, {}, [33, 33, 100, 0]),
+        (2, 1, {"maxSkew": 3}, [60, 60, 100, 0]),
+        (0, 0, {}, [100, 100, 100, 0]),
+        (0, 4, {}, [100, 100, 0, 0]),
+        (2, 1, {"topologyKey": "rack"}, [0, 0, 0, 0]),
+    ],
+)
+def test_zones_with_fewer_pods_come_first(
+    in_a: int, in_b: int, more: dict[str, Any], scores: list[int]
+) -> None:
+    tables, shapes = _spread_cluster(in_a, in_b)
+    rules = _spreading("ScheduleAnyway", **more)
+    pod = shapes.of(make_pod("p", labels={"app": "w"}, topologySpreadConstraints=rules))
+    spread = PodTopologySpread()
+    score = PodTopologySpreadScore(spread)
+    assert score.applies(pod, tables)
+    assert not spread.applies(pod, tables)
+    assert score.score_set(pod, tables, np.arange(4, dtype=np.intp)).tolist() == scores
+    # Among nodes that could take the pod; a single zone has no better one.
+    alone = score.score_set(pod, tables, np.array([2, 3], dtype=np.intp)).tolist()
+    assert alone == ([100, 0] if any(scores) else [0, 0])

@@ -207,3 +207,27 @@ def test_a_pod_is_tried_when_another_begins_to_be_deleted_and_counts_no_more() -
     assert not may_help(pod, [ELASTIC_QUOTA], event, interest)
     bed.table.place(replace(booking, terminating=True))
     assert may_help(pod, [ELASTIC_QUOTA], event, interest)
+
+
+def test_a_refusal_names_all_quotas_from_the_first_that_is_full() -> None:
+    bed = Bed("100")
+    for name, most, parent in (("top", "10", ""), ("mid", "20", "top"), ("low", "30", "mid")):
+        labels = {"is-parent": "true"}
+        bed.quota(name, {}, {"cpu": most}, parent=parent, labels=labels)
+    bed.quota("a", {}, {"cpu": "40"}, parent="low")
+    message = _message(bed, _shape(bed, {"cpu": "11"}), parents=True, runtime=False)
+    assert message == (
+        "Insufficient quotas, quotaNameTopo: [top mid low a], runtime: cpu:10, used: , "
+        "pod's request: cpu:11, exceedDimensions: [cpu]"
+    )
+    assert _message(bed, _shape(bed, {"cpu": "10"}), parents=True, runtime=False) is None
+
+
+def test_a_pod_of_a_scheduler_without_quotas_is_tried_at_each_change() -> None:
+    bed = Bed("10")
+    bed.quota("a", {}, {"cpu": "10"})
+    shape = _shape(bed, {"cpu": "11"})
+    pod = PendingPod(key="default/p", uid="p", priority=0, shape=shape, created=0.0)
+    admission = ElasticQuotaAdmission(bed.table)
+    assert QuotaHint({"another": admission})(pod, None, None)
+    assert not QuotaHint({shape.scheduler_name: admission})(pod, None, None)

@@ -84,6 +84,17 @@ def test_a_pod_stays_that_turns_out_not_to_be_in_the_way() -> None:
     assert _revoked(bed) == ["large"]
 
 
+def test_only_as_many_pods_stay_as_there_is_room_for_together() -> None:
+    bed = Bed("20")
+    bed.quota("a", {}, {"cpu": "20"})
+    _place(bed, "less", {"cpu": "2"}, 0)
+    _place(bed, "more", {"cpu": "2"}, 1)
+    _place(bed, "large", {"cpu": "5"}, 2)
+    _place(bed, "high", {"cpu": "2"}, 9)
+    bed.quota("a", {}, {"cpu": "5"})
+    assert _revoked(bed) == ["less", "large"]
+
+
 def test_pods_that_use_nothing_of_what_lacks_stay() -> None:
     bed = Bed("20")
     bed.quota("a", {}, {"cpu": "20", "memory": "100Gi"})
@@ -103,3 +114,26 @@ def test_pods_that_are_not_preemptible_or_go_already_are_left_alone() -> None:
     assert _revoked(bed) == []
     bed.quota("a", {"cpu": "2"}, {"cpu": "5"})
     assert _revoked(bed) == ["one"]
+
+
+def test_a_pod_stays_only_if_all_that_it_uses_is_there() -> None:
+    bed = Bed("20")
+    bed.quota("a", {}, {"cpu": "20", "memory": "100Gi"})
+    _place(bed, "both", {"cpu": "4", "memory": "10Gi", "example.com/x": "1"}, 0)
+    _place(bed, "cpu", {"cpu": "4"}, 5)
+    bed.quota("a", {}, {"cpu": "6", "memory": "100Gi"})
+    assert _revoked(bed) == ["both"]
+
+
+def test_a_quota_that_was_deleted_has_the_whole_delay_when_it_is_made_again() -> None:
+    bed = Bed("10")
+    bed.quota("a", {}, {"cpu": "5"})
+    _place(bed, "one", {"cpu": "8"}, 0)
+    monitor = OveruseMonitor(bed.table, delay_s=10)
+    monitor.look(0)
+    bed.table.delete_quota("team/a")
+    monitor.look(5)
+    bed.quota("a", {}, {"cpu": "5"})
+    assert monitor.look(15) == ()
+    assert monitor.look(24) == ()
+    assert monitor.look(26)

@@ -7,11 +7,15 @@ from random import Random
 import numpy as np
 import pytest
 
-from apis.keys import ANNOTATION_RESERVE_POD
+from apis.keys import (
+    ANNOTATION_PRE_ALLOCATABLE_PRIORITY,
+    ANNOTATION_RESERVE_POD,
+    LABEL_IS_PRE_ALLOCATABLE,
+)
 from apis.meta import LabelSelector
 from apis.scheduling import ReservationOwner
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling
-from cluster.scheduler.plugins.contract import Given
+from cluster.scheduler.plugins.contract import Given, Refusal
 from cluster.scheduler.plugins.reservations import pre_allocation
 from cluster.scheduler.plugins.reservations.pre_allocation import PreAllocating, Settings
 from cluster.scheduler.profiles import make_plugins
@@ -137,3 +141,63 @@ def test_nodes_are_ranked_by_the_pods_in_a_whole_decision() -> None:
     assert isinstance(result, Placed)
     assert result.booking.node == "b"
     assert result.booking.allocation.takes == ("b-0",)
+
+
+def test_the_mean_over_all_that_a_reservation_wants_counts() -> None:
+    shapes, tables = Shapes(), Tables()
+    owner = ReservationOwner(label_selector=LabelSelector(match_labels={"app": "a"}))
+    demand = PreAllocation(name="r", owners=(owner,), multiple=False, required=False)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    wanted = {"cpu": "4", "memory": "8Gi", "example.com/x": "0"}
+    shape = shapes.of(make_pod("r", requests=wanted, annotations=annotations))
+    for name, memory in (("all", "8Gi"), ("half", "4Gi")):
+        tables.upsert_node(make_node(name, allocatable={"cpu": "4", "memory": "8Gi"}))
+        pod = make_pod(name, requests={"cpu": "2", "memory": memory}, labels={"app": "a"})
+        tables.place(Booking(name, name, shapes.of(pod), name))
+    assert PreAllocating().score(shape, tables, slice(0, 2)).tolist() == [75, 50]
+
+
+def test_candidates_of_the_whole_cluster_need_the_profiles_consent() -> None:
+    shapes, tables = Shapes(), Tables()
+    demand = PreAllocation(name="r", owners=(), cluster=True)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    shape = shapes.of(make_pod("r", requests={"cpu": "4"}, annotations=annotations))
+    PreAllocating(Settings(cluster=True)).check(shape, tables)
+    PreAllocating().check(shapes.of(make_pod("p")), tables)
+    PreAllocating().check(_reserve_pod(shapes, multiple=True, required=True), tables)
+    with pytest.raises(Refusal, match="'Cluster': enableClusterMode is not set") as refused:
+        PreAllocating().check(shape, tables)
+    assert (refused.value.plugin, refused.value.resolvable) == ("Reservation", False)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "taken"),
+    [
+        (("2", "10"), "b"),
+        (("-5", ""), "b"),
+        (("-7", "-5"), "b"),
+        (("", "1-"), "a"),
+        (("", "5x"), "a"),
+        (("-1", "99999999999"), "b"),
+        (("", "99999999999"), "a"),
+        (("0", "9999999999"), "b"),
+        (("7", "7"), "a"),
+    ],
+)
+def test_candidates_of_the_cluster_are_taken_by_their_priority(
+    priorities: tuple[str, str], taken: str
+) -> None:
+    """What is no number of at most ten digits counts as 0; equal ones go by UID."""
+    shapes, tables = Shapes(), Tables()
+    tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    for uid, priority in zip("ab", priorities, strict=True):
+        labels = {LABEL_IS_PRE_ALLOCATABLE: "true"}
+        annotations = {ANNOTATION_PRE_ALLOCATABLE_PRIORITY: priority}
+        pod = make_pod(uid, requests={"cpu": "2"}, labels=labels, annotations=annotations)
+        tables.place(Booking(uid, uid, shapes.of(pod), "n"))
+    owner = ReservationOwner(label_selector=LabelSelector())
+    demand = PreAllocation(name="r", owners=(owner,), cluster=True)
+    annotations = {ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(demand)}
+    shape = shapes.of(make_pod("r", requests={"cpu": "2"}, annotations=annotations))
+    found = PreAllocating(Settings(cluster=True)).taken_over(shape, tables, slice(0, 1))
+    assert [booking.uid for booking in found[0]] == [taken]

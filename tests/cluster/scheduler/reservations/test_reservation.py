@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,8 +20,10 @@ from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.gang_plans import GangPlans
 from cluster.scheduler.cycle.permit import Wanted
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
+from cluster.scheduler.plugins.contract import Filter, Reason
 from cluster.scheduler.plugins.nodes.node_ports import NodePorts
 from cluster.scheduler.plugins.nodes.taints import NodeUnschedulable
+from cluster.scheduler.plugins.reservations.explaining import explained
 from cluster.scheduler.plugins.reservations.reservation import Reservation
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.plugins.reservations.room import scores_in
@@ -515,3 +517,40 @@ def _state(cluster: _Cluster) -> tuple[Any, ...]:
     nodes, table = cluster.tables.nodes, cluster.tables.reservations
     columns = (nodes.requested[0], nodes.scored[0], nodes.pods[:1], table.own, table.used)
     return (*(column.tolist() for column in columns), table.owners.tolist())
+
+
+class _Holds:
+    """A filter whose mask is given."""
+
+    def __init__(self, name: str, *texts: str) -> None:
+        self.name = name
+        self._reasons = tuple(map(Reason, texts))
+
+    def reasons(self, pod: PodShape) -> tuple[Reason, ...]:
+        return self._reasons
+
+
+def test_of_open_reservations_the_first_reason_of_their_node_is_counted() -> None:
+    nodes = ("n0", "n1", "n2", "n3")
+    cluster = _Cluster(*nodes, cpu="64")
+    for number, node in enumerate(nodes):
+        cluster.reserve(make_facts(f"r{number}", once=True), node)
+    use(cluster.tables, cluster.pod("1"), "o", "n3", "r3")
+    masks = [
+        (_Holds("A", "is old", "is hot"), [0b11, 0, 0, 0b1]),
+        (_Holds("Reservation", "is ours"), [0, 0, 0b1, 0]),
+        (_Holds("B", "is full"), [0b1, 0b1, 0b1, 0b1]),
+    ]
+    text = explained(
+        cluster.pod("9"),
+        cluster.tables,
+        [(cast(Filter, plugin), np.array(mask)) for plugin, mask in masks],
+        name="Reservation",
+    )
+    assert text == (
+        "0/4 reservations are available: 1 Reservation(s) for node reason that is full, "
+        "1 Reservation(s) for node reason that is hot, "
+        "1 Reservation(s) for node reason that is old, "
+        "1 Reservation(s) is used by another pod, 4 Reservation(s) matched owner total."
+    )
+    assert explained(cluster.pod("1", app="x"), cluster.tables, [], name="Reservation") == ""

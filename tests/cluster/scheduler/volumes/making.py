@@ -58,6 +58,7 @@ def claim_json(
     volume: str = "",
     annotations: dict[str, str] | None = None,
     selector: Tree | None = None,
+    phase: str = "",
     **more: Any,
 ) -> Tree:
     """Return a claim; one with a volume is bound to it."""
@@ -75,7 +76,11 @@ def claim_json(
     if selector is not None:
         spec["selector"] = selector
     metadata = {"name": name, "namespace": "default", "annotations": annotations}
-    return {"metadata": metadata | more.pop("metadata", {}), "spec": spec | more}
+    return {
+        "metadata": metadata | more.pop("metadata", {}),
+        "spec": spec | more,
+        "status": {"phase": phase},
+    }
 
 
 def volume_json(

@@ -15,7 +15,12 @@ from apis.storage import (
     VolumeNodeResources,
 )
 from cluster.scheduler.cycle.scheduling import Placed, Unplaced
+from cluster.scheduler.plugins.contract import Reason, Refusal
+from cluster.scheduler.plugins.volumes.binding import VolumeBinding
+from cluster.scheduler.plugins.volumes.restrictions import VolumeRestrictions
+from cluster.scheduler.plugins.volumes.zone import VolumeZone
 from cluster.scheduler.sources.bookings import booking_of
+from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.volumes.attachments import limits_of
 from tests.cluster.scheduler.making import make_pod
 from tests.cluster.scheduler.volumes.making import HOST, ZONE, Cluster, on, pod_with
@@ -59,6 +64,10 @@ def _message(outcome: Placed | Unplaced) -> str:
         # The user chose a volume; the controller binds such a claim without a pod.
         ({"volumeName": "v"}, "pod has unbound immediate PersistentVolumeClaims"),
         ({"volume": "gone"}, 'persistentvolume "gone" not found'),
+        (
+            {"volume": "v", "phase": "Lost"},
+            'persistentvolumeclaim "c" bound to non-existent persistentvolume "v"',
+        ),
     ],
 )
 def test_a_claim_that_cannot_be_used_refuses_the_pod(
@@ -137,6 +146,50 @@ def test_zones_of_a_volume_hold_for_nodes_with_zones() -> None:
     assert cluster.feasible(pod_with("p", "c")) == {"n2", "bare", "old"}
     cluster.volume("v", claim="c", labels={ZONE: "b__"})
     assert cluster.feasible(pod_with("p", "c")) == {"n0", "n1", "n2", "bare", "old"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (None, 'persistentvolumeclaim "c" not found'),
+        ({"volume": "gone"}, 'persistentvolume "gone" not found'),
+        ({"class_name": None}, "PersistentVolumeClaim had no pv name and storageClass name"),
+        ({"class_name": "unknown"}, 'storageclass.storage.k8s.io "unknown" not found'),
+        ({"class_name": "now"}, "PersistentVolume had no name"),
+        ({"class_name": "wait"}, ""),
+        ({"volume": "v"}, ""),
+    ],
+)
+def test_zones_are_looked_at_without_the_other_plugins_too(
+    claim: dict[str, Any] | None, message: str
+) -> None:
+    cluster = _cluster()
+    cluster.volume("v", claim="c")
+    if claim is not None:
+        cluster.claim("c", **claim)
+    pod = cluster.shapes.of(pod_with("p", "c"))
+    if not message:
+        assert not VolumeZone().applies(pod, cluster.tables)
+        return
+    with pytest.raises(Refusal) as raised:
+        VolumeZone().applies(pod, cluster.tables)
+    assert (raised.value.plugin, str(raised.value)) == ("VolumeZone", message)
+
+
+def test_zones_of_ephemeral_volumes_are_not_looked_at() -> None:
+    cluster = _cluster()
+    cluster.volume("mine", labels={ZONE: "a"}, claim="p-data")
+    cluster.claim("p-data", volume="mine")
+    cluster.volume("v", labels={ZONE: "b"}, claim="c")
+    cluster.claim("c", volume="v")
+    ephemeral = {"name": "data", "ephemeral": {}}
+    alone, beside = (
+        cluster.shapes.of(make_pod("p", volumes=[ephemeral, *others]))
+        for others in ([], [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])
+    )
+    assert not VolumeZone().applies(alone, cluster.tables)
+    assert VolumeZone().applies(beside, cluster.tables)
+    assert VolumeZone().filter(beside, cluster.tables, slice(0, 3)).tolist() == [1, 1, 0]
 
 
 # --- claims that wait for their pod --------------------------------------------------------------
@@ -274,6 +327,43 @@ def test_a_claim_stays_on_the_node_that_it_was_given() -> None:
     assert _planned(cluster.place(pod_with("p", "c"))) == ("n1", {}, ("default/c",))
     cluster.tables.delete_node("n1")
     assert cluster.node_of(pod_with("q", "c")) == f"0/2 nodes are available: 2 {_NO_VOLUME}."
+
+
+def test_a_node_that_lost_its_room_for_a_claim_says_why_when_volumes_are_chosen() -> None:
+    cluster = _cluster()
+    cluster.claim("made", class_name="made", size="5Gi")
+    cluster.claim("free")
+    chosen = {"volume.kubernetes.io/selected-node": "n1"}
+    cluster.claim("given", class_name="made", annotations=chosen)
+    cluster.capacity("r", "made", "4Gi", {HOST: "n0"})
+    cluster.tables.volumes.set_driver("csi.test", reports_storage=True)
+
+    def refused(claims: str, row: int) -> str:
+        pod = cluster.shapes.of(pod_with("p", *claims.split()))
+        outcome = VolumeBinding().allocate(pod, cluster.tables, row, Allocation())
+        return outcome.text if isinstance(outcome, Reason) else ""
+
+    assert refused("made", 0) == _NO_STORAGE
+    assert refused("free", 0) == _NO_VOLUME
+    assert refused("given", 0) == refused("made given", 0) == _NO_VOLUME
+    assert refused("given", 1) == _NO_STORAGE
+    cluster.capacity("r", "made", "5Gi", {HOST: "n0"})
+    cluster.volume("v", terms=on(HOST, "n0"))
+    assert [refused("made", 0), refused("free", 0), refused("free", 1)] == ["", "", _NO_VOLUME]
+
+
+def test_a_claim_whose_volume_is_gone_holds_back_the_nodes_that_no_other_does() -> None:
+    cluster = _cluster()
+    for name, node in (("near", "n1"), ("gone", "n0")):
+        cluster.volume(name, claim=name, terms=on(HOST, node))
+        cluster.claim(name, volume=name)
+    pod = cluster.shapes.of(pod_with("p", "near", "gone"))
+    cluster.tables.volumes.delete_volume("gone")
+    plugin = VolumeBinding()
+    mask = plugin.filter(pod, cluster.tables, slice(0, 3))
+    texts = [plugin.reasons(pod)[int(bits).bit_length() - 1].text for bits in mask]
+    lost = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
+    assert texts == [_NOT_REACHED, lost, _NOT_REACHED]
 
 
 def test_a_driver_that_reports_its_storage_has_to_have_enough() -> None:
@@ -560,3 +650,27 @@ def test_the_message_of_a_full_driver() -> None:
     assert _message(outcome) == message
     assert isinstance(outcome, Unplaced)
     assert len(outcome.diagnosis.resolvable) == 1
+
+
+def test_each_driver_of_a_pods_volumes_counts() -> None:
+    cluster = _cluster()
+    for number, driver in enumerate(("csi.none", "csi.a", "csi.b")):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=(driver, "h"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n0", csi_a=0)
+    cluster.csi_node("n1", csi_b=0)
+    pods = (pod_with("p", "c0", "c1", "c2"), pod_with("q", "c2", "c1", "c0"))
+    assert [cluster.feasible(pod) for pod in pods] == [{"n2"}, {"n2"}]
+    # The same volume is of another driver now.
+    cluster.volume("v1", claim="c1", csi=("csi.none", "h"))
+    assert [cluster.feasible(pod) for pod in pods] == [{"n0", "n2"}, {"n0", "n2"}]
+
+
+def test_a_claim_that_is_missing_refuses_the_pod_before_it_is_known_to_be_for_one() -> None:
+    cluster = _cluster()
+    pod = cluster.shapes.of(pod_with("p", "c"))
+    with pytest.raises(Refusal, match='persistentvolumeclaim "c" not found') as raised:
+        VolumeRestrictions().applies(pod, cluster.tables)
+    assert raised.value.plugin == "VolumeRestrictions"
+    cluster.claim("c", volume="v", modes=("ReadWriteMany",))
+    assert not VolumeRestrictions().applies(pod, cluster.tables)
