@@ -210,9 +210,7 @@ def test_the_exact_allocation_is_timed(gives: bool, seconds: float) -> None:
         _tables(3), {"koord-scheduler": replace(_profile(clock), allocators=(allocator,))}, seed=1
     )
     scheduling.timings("koord-scheduler").clock = clock
-    scheduling.schedule(
-        key="default/a", uid="u", shape=_SHAPE, profile="koord-scheduler", now=0.0
-    )
+    scheduling.schedule(key="default/a", uid="u", shape=_SHAPE, profile="koord-scheduler", now=0.0)
     status = "Success" if gives else "Unschedulable"
     found = scheduling.timings("koord-scheduler").points
     assert {key: each.sum for key, each in found.items() if key[0] == "Reserve"} == {
@@ -222,8 +220,6 @@ def test_the_exact_allocation_is_timed(gives: bool, seconds: float) -> None:
 
 def test_a_pod_that_no_filter_passes_has_no_time_of_an_allocation() -> None:
     scheduling = Scheduling(Tables(), {"koord-scheduler": _profile(_Clock())}, seed=1)
-    scheduling.schedule(
-        key="default/a", uid="u", shape=_SHAPE, profile="koord-scheduler", now=0.0
-    )
+    scheduling.schedule(key="default/a", uid="u", shape=_SHAPE, profile="koord-scheduler", now=0.0)
     steps = {step for step, _ in scheduling.timings("koord-scheduler").points}
     assert steps == {"PreFilter", "Filter", "Score"}
