@@ -189,6 +189,16 @@ def test_a_pod_refused_alone_leaves_its_replicas_active() -> None:
     assert popped(q, 20) == ["a-1", "a-2"]
 
 
+def test_a_pod_refused_alone_waits_for_other_changes_than_its_replicas() -> None:
+    q = queue()
+    refused_replicas(q, 2)
+    q.add(pending("a-2"), now=0)
+    q.refuse_alone(pop(q), {"Taints"}, now=0)
+    assert q.cluster_event(FREED, now=20) == 2
+    assert q.state_of("a-2") is QueueState.UNSCHEDULABLE
+    assert q.cluster_event(TAINT_GONE, now=20) == 1
+
+
 def test_the_back_off_of_replicas_grows_with_each_try_and_not_with_each_replica() -> None:
     q = queue()
     refused_replicas(q, 100)
