@@ -34,9 +34,8 @@ class Scheduler:
 
     def step(self) -> Decisions:
         """Try one pod."""
-        attempt = self.permit.pop(self.now)
-        assert attempt is not None
-        pod = attempt.pod
+        pod = self.permit.pop(self.now)
+        assert pod is not None
         if pod.shape.name == "none":
             return self.permit.refused(pod.uid, FIT, "0/3 nodes are available", self.now)
         return self.permit.placed(pod.uid, self.now)
@@ -325,9 +324,9 @@ def test_an_error_of_one_member_makes_a_strict_gang_give_back() -> None:
     s.permit.define(gang("g", 3), s.now)
     s.add("g", "a", "a", "a")
     s.step()
-    attempt = s.permit.pop(s.now)
-    assert attempt is not None
-    decision = one(s.permit.failed(attempt.pod.uid, "etcd is slow", s.now))
+    pod = s.permit.pop(s.now)
+    assert pod is not None
+    decision = one(s.permit.failed(pod.uid, "etcd is slow", s.now))
     assert (decision.give_back, decision.held_up) == (("g-0",), ("g-2",))
     assert "etcd is slow" in decision.message
     # Neither those that have given back nor those that were not tried take nodes meanwhile.
@@ -440,8 +439,8 @@ def test_a_pod_with_room_made_by_preemption_waits_alone() -> None:
     s = Scheduler()
     s.permit.define(gang("g", 1, mode=GangMode.NON_STRICT), s.now)
     s.add("g", "none")
-    attempt = s.permit.pop(s.now)
-    assert attempt is not None
+    pod = s.permit.pop(s.now)
+    assert pod is not None
     assert s.permit.refused_alone("g-0", FIT, s.now) == ()
     assert s.gangs.step("g-0") is Step.PENDING
     assert s.queue.cluster_event(FREED, now=20) == 1

@@ -109,7 +109,7 @@ def test_a_member_that_is_deleted_while_it_waits_leaves_its_room_to_others() -> 
     bed.add("other", "2")
     # One member meets an error and backs off, so that the next one waits for it on the node.
     popped = bed.permit.pop(0.0)
-    assert popped is not None and popped.pod.uid == "late"
+    assert popped is not None and popped.uid == "late"
     bed.permit.failed("late", "an error", 0.0)
     assert bed.attempts.next(0.0)
     assert list(bed.tables.bookings) == ["waits"]
