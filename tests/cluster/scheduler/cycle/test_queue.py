@@ -42,6 +42,16 @@ def test_a_pod_that_is_put_off_waits_longer_each_time_and_no_event_hurries_it() 
         now += wait
 
 
+def test_attempts_are_numbered_in_their_order() -> None:
+    q = queue()
+    for name in ("a", "b"):
+        q.add(pending(name), now=7)
+    assert (q.order("a"), q.tries("a")) == (0, (0, 7.0))
+    assert popped(q, 8) == ["a", "b"]
+    assert (q.order("a"), q.order("b"), q.tries("b")) == (1, 2, (1, 7.0))
+    assert (q.order("unknown"), q.tries("unknown")) == (0, (0, 0.0))
+
+
 def test_a_creation_time_in_the_future_counts_as_now() -> None:
     q = queue()
     q.add(pending("skewed", created=1e12), now=1)

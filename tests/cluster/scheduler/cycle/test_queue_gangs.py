@@ -280,3 +280,31 @@ def test_a_member_that_leaves_wakes_those_that_it_held_up_and_no_others() -> Non
     q.remove("g-1")
     q.release("g-1", ["g"], now=20)
     assert counts(q) == (1, 0, 0, 0)
+
+
+def test_a_new_member_backs_off_with_those_that_are_left() -> None:
+    q = queue()
+    gang_of(q, "g", ["a", "b", "c"])
+    popped(q)
+    for number in range(3):
+        q.fail(f"g-{number}", now=0)
+    q.remove("g-1")
+    q.add(pending("g-3", "d", gang="g"), now=0.5)
+    assert counts(q) == (0, 3, 0, 0)
+    # Once one of them is tried, a new member comes along with it.
+    q.activate(["g-0"], now=0.5)
+    q.add(pending("g-4", "e", gang="g"), now=0.5)
+    assert counts(q) == (2, 2, 0, 0)
+
+
+def test_members_that_join_refused_ones_are_counted_once() -> None:
+    q = queue()
+    gang_of(q, "g", ["same", "same"])
+    popped(q)
+    q.refuse_gangs("g-0", {"Fit"}, ["g"], ["g-1"], now=0)
+    q.incoming.clear()
+    for number in (2, 3, 4):
+        q.add(pending(f"g-{number}", "same", gang="g"), now=0.5)
+    # The first one wakes those that were refused, which back off with it.
+    assert counts(q) == (0, 5, 0, 0)
+    assert q.incoming == {("UnschedulablePodAdd", "backoff"): 5}

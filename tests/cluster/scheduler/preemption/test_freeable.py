@@ -94,9 +94,12 @@ def test_where_a_trial_finds_victims_the_node_is_not_left_out(seed: int) -> None
 def test_one_node_by_amounts_has_the_victims_that_all_at_once_have(seed: int) -> None:
     cluster = _Cluster(seed)
     tables, budgets = cluster.tables, DisruptionBudgets()
+    names = sorted(each.key.partition("/")[2] for each in tables.bookings.values())
     for allowed, app in enumerate(random_cluster.APPS):
         selector = LabelSelector(match_labels={"app": app})
-        budgets.set(Budget("default", app, selector, allowed))
+        # Pods that count as disrupted already use up nothing of one budget.
+        disrupted = frozenset(cluster.random.sample(names, len(names) // 4) if allowed == 1 else ())
+        budgets.set(Budget("default", app, selector, allowed, disrupted))
     every = np.flatnonzero(tables.nodes.alive[: len(tables.nodes)])
     compared = 0
     for number in range(30):
