@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.scheduler.binding.placement import Placement, Refused, Why
+from cluster.scheduler.binding.placement import Refused, Why
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.process import SchedulerProcess
