@@ -464,3 +464,15 @@ def test_quotas_are_checked_and_preempt_as_their_arguments_say(given: bool) -> N
         made = _made(_profile(points={point: {"enabled": [{"name": "ElasticQuota"}]}}))
         assert made.quota_preemption == {}
         assert (made.quotas is not None) is (point == "preFilter")
+
+
+def test_a_profile_has_what_it_enables_beside_others_that_have_more() -> None:
+    names = ("ElasticQuota", "Reservation", "Coscheduling", "SchedulingHint")
+    tree = yaml.safe_load(_profile(*names))
+    (profile,) = tree["profiles"]
+    tree["profiles"].append({**profile, "schedulerName": "plain", "plugins": {}})
+    made = _made(yaml.safe_dump(tree))
+    assert _order(made.profiles["plain"]) == _order(_made(_HEAD).profiles["default-scheduler"])
+    for found in (made.quota_admissions, made.quota_preemption, made.reservations, made.gangs):
+        assert set(found) == {"one"}
+    assert set(made.preemption) == set(made.volume_timeouts) == {"one", "plain"}

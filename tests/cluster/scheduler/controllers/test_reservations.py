@@ -318,3 +318,19 @@ def test_how_often_it_is_looked_at_follows_the_settings() -> None:
         assert await bed.controller._look_at("unknown") is None
 
     play(scenario, replace(SETTINGS, look_again_s=30.0, collect_every_s=7.0))
+
+
+@pytest.mark.parametrize(("phase", "cleaned"), [("Pending", False), ("Failed", True)])
+def test_pods_lose_the_annotation_once_it_is_known_that_they_are_not_used(
+    phase: str, cleaned: bool
+) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        stored = bed.api.get(RESERVATIONS, "r")
+        bed.api.put(RESERVATIONS, {**stored, "status": {"phase": phase}})
+        bed.make_pod("a", uid)
+        await asyncio.sleep(2)
+        annotations = bed.api.get(PODS, "a", namespace="default")["metadata"]["annotations"]
+        assert (USES not in annotations) is cleaned
+
+    play(scenario)
