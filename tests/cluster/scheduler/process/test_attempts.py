@@ -15,6 +15,7 @@ from cluster.scheduler.binding.placement import Bound, Placement, Refused, Why
 from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.gang_plans import PlanOutdated
 from cluster.scheduler.cycle.headroom import headroom_of
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
@@ -381,3 +382,24 @@ def test_a_pod_that_another_program_binds_while_it_waits_keeps_its_booking() -> 
     held = bed.attempts.held
     bed.attempts.seen_bound("alone")
     assert bed.attempts.held == held
+
+
+def test_a_member_whose_plan_does_not_hold_any_more_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    for name in ("first", "second"):
+        bed.add(name, "1", gang=True)
+
+    def outdated(*_: Any) -> str:
+        raise PlanOutdated("gang default/g was gathered before this pod came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.attempts._plans, "node_for", outdated)
+        assert bed.attempts.next(0.0)
+    assert bed.queue.state_of("first") is QueueState.BACKOFF
+    assert not bed.attempts.faults.count
+    while bed.attempts.next(5.0):
+        pass
+    assert sorted(bed.writers.bound) == ["first", "second"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.scheduler.binding.placement import Refused, Why
+from cluster.scheduler.binding.statuses import PodStatus, Shown
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.process import SchedulerProcess
@@ -112,3 +113,13 @@ def test_extenders_are_asked_as_they_are_configured(
     assert process.attempts.consultant is process.extenders
     kinds = [cache.resource.kind for cache in process.caches]
     assert kinds.count("Node") == caches_of_nodes
+
+
+def test_nothing_more_is_written_about_a_pod_that_is_settled() -> None:
+    process = new_process()
+    found = _Parts(process)
+    status = PodStatus("default", "p", found.placement.uid, "Unschedulable", "waits")
+    process.status(status, Shown())
+    assert process.statuses.waiting == 1
+    process.settled(found.placement)
+    assert process.statuses.waiting == 0

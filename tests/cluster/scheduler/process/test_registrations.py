@@ -12,6 +12,7 @@ from apis.quantity import parse_quantity
 from apis.storage import CSIStorageCapacity, PersistentVolume, PersistentVolumeClaim
 from cluster.scheduler.cycle.events import POD, RESERVATION, Action, ClusterEvent, may_help
 from cluster.scheduler.cycle.queue import SchedulingQueue
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.registrations import registrations
 from cluster.scheduler.sources.cluster import pod_actions
 from cluster.scheduler.tables.pending import PendingPod
@@ -259,3 +260,36 @@ def test_a_pod_whose_devices_lie_apart_is_tried_when_one_beside_another_is_healt
     bed.show(caches["Device"], "MODIFIED", devices(0, 1, 2))
     bed.run(15)
     assert bed.node_of("p") == "n"
+
+
+def test_hints_about_other_pods_are_those_of_the_plugin_that_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A hint that fails would have the pod tried too, and be logged."""
+    bed = Bed()
+    for zone in ("a", "b"):
+        bed.node(f"n-{zone}", 4, zone=zone)
+    selector = {"matchLabels": {"app": "web"}}
+    term = {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "zone"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    spread = {
+        "topologyKey": "zone",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": selector,
+    }
+    bed.pod("full", 4, 9, node="n-b")
+    bed.pod("web", 0, 9, node="n-a", app="web")
+    bed.pod("spread", 1, 0, app="web", topologySpreadConstraints=[spread])
+    bed.pod("beside", 0, 0, affinity={"podAffinity": required})
+    bed.run()
+    waiting = ("u-spread", "u-beside")
+    states = bed.core.queue.state_of
+    assert [states(uid) for uid in waiting] == [QueueState.UNSCHEDULABLE] * 2
+    bed.pod("plain", 0, 9, node="n-a", app="other")
+    assert [states(uid) for uid in waiting] == [QueueState.UNSCHEDULABLE] * 2
+    bed.pod("db", 0, 9, node="n-a", app="db")
+    assert [states(uid) for uid in waiting] == [QueueState.UNSCHEDULABLE, QueueState.BACKOFF]
+    bed.gone("web")
+    assert [states(uid) for uid in waiting] == [QueueState.BACKOFF, QueueState.BACKOFF]
+    assert not caplog.records
