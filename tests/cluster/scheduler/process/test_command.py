@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import service.logs
+import service.open_files
 from apis.errors import InputError
 from cluster.flags import FlagError
 from cluster.scheduler import main as module
@@ -26,8 +28,8 @@ from tests.cluster.scheduler.configuration.files import file
 def logs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the command sets up for its whole process must not outlive the test."""
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(module.logs, "set_up", lambda **form: given.append(form))
-    monkeypatch.setattr(module.open_files, "raise_limit", lambda: None)
+    monkeypatch.setattr(service.logs, "set_up", lambda **form: given.append(form))
+    monkeypatch.setattr(service.open_files, "raise_limit", lambda: None)
     return given
 
 
