@@ -259,7 +259,7 @@ def _room(
     for row in promised.keys() & elements.keys():
         for other in promised[row]:
             amounts = [other.shape.requests.get(name, 0) for name, _ in requested or ()]
-            room[:, elements[row]] -= np.array([*amounts, 1], dtype=np.int64)
+            room[:, elements[row]] -= np.array([*amounts, 1])
     return room
 
 
