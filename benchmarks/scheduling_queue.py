@@ -78,13 +78,13 @@ def add_all(queue: Queue, pods: Iterable[Pod]) -> None:
 
 
 def schedule_all(queue: Queue) -> None:
-    while (attempt := queue.pop(1000.0)) is not None:
-        queue.remove(attempt.pod.uid)
+    while (pod := queue.pop(1000.0)) is not None:
+        queue.remove(pod.uid)
 
 
 def refuse_all(queue: Queue) -> None:
-    while (attempt := queue.pop(1000.0)) is not None:
-        queue.refuse(attempt.pod.uid, {"NodeResourcesFit"}, 1000.0)
+    while (pod := queue.pop(1000.0)) is not None:
+        queue.refuse(pod.uid, {"NodeResourcesFit"}, 1000.0)
 
 
 def one_round(pods: list[Pod], shapes: int) -> dict[str, float]:
@@ -111,8 +111,7 @@ def one_round(pods: list[Pod], shapes: int) -> dict[str, float]:
     result["add a member of a gang"] = timed(lambda: add_all(ganged, gangs), len(gangs))
 
     def refuse_gangs() -> None:
-        while (attempt := ganged.pop(1000.0)) is not None:
-            pod = attempt.pod
+        while (pod := ganged.pop(1000.0)) is not None:
             ganged.refuse_gangs(pod.uid, {"NodeResourcesFit"}, [pod.gang], (), 1000.0)
 
     result[f"refuse a gang of {MEMBERS} at its first member"] = timed(
@@ -135,9 +134,9 @@ def mixed(pods: list[Pod], refused: float) -> float:
     add_all(queue, pods[waiting:])
 
     def run() -> None:
-        while (attempt := queue.pop(1000.0)) is not None:
+        while (pod := queue.pop(1000.0)) is not None:
             queue.cluster_event(FREED, 1000.0)
-            queue.remove(attempt.pod.uid)
+            queue.remove(pod.uid)
 
     return timed(run, len(pods) - waiting)
 

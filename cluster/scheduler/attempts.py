@@ -35,7 +35,7 @@ from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.queue import SchedulingQueue
 from cluster.scheduler.cycle.scheduling import Decision, Placed, Scheduling, Unplaced
 from cluster.scheduler.cycle.timings import PERMIT, SUCCESS, WAIT
-from cluster.scheduler.cycle.waiting import Attempt, QueueState
+from cluster.scheduler.cycle.waiting import QueueState
 from cluster.scheduler.evictions import Evictions, EvictionWriters
 from cluster.scheduler.metrics import SchedulerMetrics, Tried
 from cluster.scheduler.placements import of_pod, of_reservation, reference_of
@@ -212,17 +212,16 @@ class Attempts:
         """
         with self._surviving("ending the waits of gangs"):
             self.follow(self._permit.expire(now))
-        attempt: Attempt[PodShape] | None = None
+        pod: PendingPod[PodShape] | None = None
         with self._surviving("taking a pod from the queue"):
-            attempt = self._permit.pop(now)
-        if attempt is None:
+            pod = self._permit.pop(now)
+        if pod is None:
             with self._surviving("reporting gated pods"):
                 self._report_gated()
             return False
-        pod = attempt.pod
         with self._surviving("giving a pod up", about=pod.key):
             try:
-                self._attempt(attempt, now)
+                self._attempt(pod, now)
             except Exception as error:  # noqa: BLE001 - one pod must not end all scheduling
                 self.faults.note("scheduling a pod", about=pod.key)
                 self.failed(pod, f"{type(error).__name__}: {error}", now)
@@ -235,8 +234,7 @@ class Attempts:
         except Exception:  # noqa: BLE001 - as in `next`
             self.faults.note(doing, about=about)
 
-    def _attempt(self, attempt: Attempt[PodShape], now: float) -> None:
-        pod = attempt.pod
+    def _attempt(self, pod: PendingPod[PodShape], now: float) -> None:
         if self.consultant is not None and self.consultant.concerns(pod.shape):
             self._asked[pod.uid] = pod
             self.consultant.ask(pod)

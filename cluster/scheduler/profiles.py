@@ -320,7 +320,8 @@ def _profile(shared: SharedTables, of: ProfileConfiguration) -> Profile:
         filters.append(pre_allocation)
         allocators.append(pre_allocation)
         explainers.append(reservation)
-    if shared.quotas is not None and ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
+    if ELASTIC_QUOTA in of.plugins.get(Point.PRE_FILTER, ()):
+        assert shared.quotas is not None
         arguments = of.arguments.elastic_quota
         # The last: a pod that asks for what no node has is refused with that.
         admissions.append(

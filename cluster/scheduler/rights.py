@@ -56,11 +56,10 @@ TEMPLATES_NAME: Final = GPUSharedResourceTemplatesConfig().config_map_name
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Verbs on one resource or subresource, of all namespaces. why: what needs them."""
+    """Verbs on one resource or subresource, of all namespaces."""
 
     resource: Resource
     verbs: tuple[str, ...]
-    why: str
     subresource: str = ""
     names: tuple[str, ...] = ()
 
@@ -72,68 +71,68 @@ class Right:
 
 
 FOLLOWED: Final[Sequence[Right]] = tuple(
-    Right(resource, FOLLOW, why)
-    for resource, why in (
-        (PODS, "what waits for a node, and what runs where"),
-        (NODES, "what there is"),
-        (NAMESPACES, "namespaceSelector of pod affinity"),
-        (DISRUPTION_BUDGETS, "victims of a preemption"),
-        (SERVICES, "the default spread of a workload"),
-        (REPLICATION_CONTROLLERS, "the default spread of a workload"),
-        (REPLICA_SETS, "the default spread of a workload"),
-        (STATEFUL_SETS, "the default spread of a workload"),
-        (NODE_METRICS, "LoadAwareScheduling"),
-        (NODE_RESOURCE_TOPOLOGIES, "NodeNUMAResource"),
-        (DEVICES, "DeviceShare"),
-        (POD_GROUPS, "Coscheduling"),
-        (PERSISTENT_VOLUME_CLAIMS, "VolumeBinding"),
-        (PERSISTENT_VOLUMES, "VolumeBinding, VolumeZone"),
-        (STORAGE_CLASSES, "VolumeBinding"),
-        (CSI_NODES, "NodeVolumeLimits"),
-        (CSI_DRIVERS, "VolumeBinding: free storage"),
-        (CSI_STORAGE_CAPACITIES, "VolumeBinding: free storage"),
-        (VOLUME_ATTACHMENTS, "NodeVolumeLimits"),
-        (ELASTIC_QUOTAS, "ElasticQuota"),
-        (RESERVATIONS, "Reservation"),
-        (SCHEDULE_EXPLANATIONS, "questions why pods are or are not scheduled"),
-        (CLUSTER_NETWORK_TOPOLOGIES, "gangs that are gathered in the network"),
+    Right(resource, FOLLOW)
+    for resource in (
+        PODS,  # what waits for a node, and what runs where
+        NODES,  # what there is
+        NAMESPACES,  # namespaceSelector of pod affinity
+        DISRUPTION_BUDGETS,  # victims of a preemption
+        SERVICES,  # the default spread of a workload
+        REPLICATION_CONTROLLERS,  # the default spread of a workload
+        REPLICA_SETS,  # the default spread of a workload
+        STATEFUL_SETS,  # the default spread of a workload
+        NODE_METRICS,  # LoadAwareScheduling
+        NODE_RESOURCE_TOPOLOGIES,  # NodeNUMAResource
+        DEVICES,  # DeviceShare
+        POD_GROUPS,  # Coscheduling
+        PERSISTENT_VOLUME_CLAIMS,  # VolumeBinding
+        PERSISTENT_VOLUMES,  # VolumeBinding, VolumeZone
+        STORAGE_CLASSES,  # VolumeBinding
+        CSI_NODES,  # NodeVolumeLimits
+        CSI_DRIVERS,  # VolumeBinding: free storage
+        CSI_STORAGE_CAPACITIES,  # VolumeBinding: free storage
+        VOLUME_ATTACHMENTS,  # NodeVolumeLimits
+        ELASTIC_QUOTAS,  # ElasticQuota
+        RESERVATIONS,  # Reservation
+        SCHEDULE_EXPLANATIONS,  # questions why pods are or are not scheduled
+        CLUSTER_NETWORK_TOPOLOGIES,  # gangs that are gathered in the network
     )
 )
-"""One row for each cache."""
+"""One row for each cache, and what needs it."""
 
 WRITTEN: Final[Sequence[Right]] = (
-    Right(PODS, ("create",), "bindings", "binding"),
-    Right(PODS, ("get",), "what became of a binding whose answer was lost"),
-    Right(PODS, ("patch",), "labels, and removed annotations, which a Binding does not carry"),
-    Right(PODS, ("patch",), "conditions, and the nominated node", "status"),
-    Right(PODS, ("delete",), "victims of a preemption"),
-    Right(NEW_EVENTS, ("create", "patch"), "events, and the count of one that repeats"),
-    Right(POD_GROUPS, ("patch",), "the status of gangs"),
-    Right(ELASTIC_QUOTAS, ("create", "patch"), "the built-in quotas, and the status of quotas"),
-    Right(PODS, ("create",), "pods of quotas that use too much", "eviction"),
-    Right(PERSISTENT_VOLUMES, ("get", "patch"), "the claim of a volume, before its pod is bound"),
-    Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "the node that a volume is made for"),
-    Right(NODES, ("get",), "whether the node of a reservation is gone"),
-    Right(CLUSTER_NETWORK_TOPOLOGIES, ("patch",), "the domains of the network", "status"),
-    Right(RESERVATIONS, ("get", "patch"), "the node and the allocation of a reservation"),
-    Right(RESERVATIONS, ("delete",), "reservations that ended a day ago"),
-    Right(RESERVATIONS, ("patch",), "the state of a reservation", "status"),
-    Right(SCHEDULE_EXPLANATIONS, ("patch",), "the answers", "status"),
-    Right(SCHEDULE_EXPLANATIONS, ("delete",), "those whose time is over"),
-    Right(TOKEN_REVIEWS, ("create",), "who asks at the secure port"),
-    Right(ACCESS_REVIEWS, ("create",), "who may read what at the secure port"),
+    Right(PODS, ("create",), "binding"),  # bindings
+    Right(PODS, ("get",)),  # what became of a binding whose answer was lost
+    Right(PODS, ("patch",)),  # labels, and removed annotations, which a Binding does not carry
+    Right(PODS, ("patch",), "status"),  # conditions, and the nominated node
+    Right(PODS, ("delete",)),  # victims of a preemption
+    Right(NEW_EVENTS, ("create", "patch")),  # events, and the count of one that repeats
+    Right(POD_GROUPS, ("patch",)),  # the status of gangs
+    Right(ELASTIC_QUOTAS, ("create", "patch")),  # the built-in quotas, and the status of quotas
+    Right(PODS, ("create",), "eviction"),  # pods of quotas that use too much
+    Right(PERSISTENT_VOLUMES, ("get", "patch")),  # the claim of a volume, before its pod is bound
+    Right(PERSISTENT_VOLUME_CLAIMS, ("get", "patch")),  # the node that a volume is made for
+    Right(NODES, ("get",)),  # whether the node of a reservation is gone
+    Right(CLUSTER_NETWORK_TOPOLOGIES, ("patch",), "status"),  # the domains of the network
+    Right(RESERVATIONS, ("get", "patch")),  # the node and the allocation of a reservation
+    Right(RESERVATIONS, ("delete",)),  # reservations that ended a day ago
+    Right(RESERVATIONS, ("patch",), "status"),  # the state of a reservation
+    Right(SCHEDULE_EXPLANATIONS, ("patch",), "status"),  # the answers
+    Right(SCHEDULE_EXPLANATIONS, ("delete",)),  # those whose time is over
+    Right(TOKEN_REVIEWS, ("create",)),  # who asks at the secure port
+    Right(ACCESS_REVIEWS, ("create",)),  # who may read what at the secure port
 )
 
 IN_NAMESPACE: Final[Sequence[Right]] = (
     # A name cannot restrict create.
-    Right(LEASES, ("create",), "leader election"),
-    Right(LEASES, ("get", "update"), "leader election", names=(LEASE_NAME,)),
-    Right(CONFIG_MAPS, FOLLOW, "templates of shared GPUs", names=(TEMPLATES_NAME,)),
+    Right(LEASES, ("create",)),  # leader election
+    Right(LEASES, ("get", "update"), names=(LEASE_NAME,)),  # leader election
+    Right(CONFIG_MAPS, FOLLOW, names=(TEMPLATES_NAME,)),  # templates of shared GPUs
 )
 """In the namespace of the installation alone."""
 
 NODE_LOCKS: Final[Sequence[Right]] = (
-    Right(NODES, ("patch",), "locks for device plugins that hand devices to one pod at a time"),
+    Right(NODES, ("patch",)),  # locks for device plugins that hand devices to one pod at a time
 )
 """Only with the gate DevicePluginAdaption, and only for nodes with devices of such a vendor. A
 manifest of their own grants them: RBAC cannot restrict a patch to annotations."""

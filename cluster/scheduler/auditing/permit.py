@@ -18,7 +18,6 @@ from cluster.scheduler.auditing.events import (
 from cluster.scheduler.cycle.permit import Decisions, Permit
 from cluster.scheduler.cycle.post_filter import NotFound
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Attempt
 from cluster.scheduler.tables.gang_definitions import GangDefinition
 from cluster.scheduler.tables.gangs import Gang, Gangs, Step
 from cluster.scheduler.tables.pending import PendingPod
@@ -137,11 +136,11 @@ class AuditedPermit(Permit[PodShape]):
 
     # --- attempts ------------------------------------------------------------------------------
 
-    def pop(self, now: float) -> Attempt[PodShape] | None:
-        attempt = super().pop(now)
-        if attempt is not None and not attempt.pod.gang:
-            self._auditor.attempt(attempt.pod.uid)
-        return attempt
+    def pop(self, now: float) -> PendingPod[PodShape] | None:
+        pod = super().pop(now)
+        if pod is not None and not pod.gang:
+            self._auditor.attempt(pod.uid)
+        return pod
 
     def refused(self, uid: str, plugins: Collection[str], reason: str, now: float) -> Decisions:
         self._failed(uid)

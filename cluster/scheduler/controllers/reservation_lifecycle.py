@@ -69,7 +69,7 @@ def next_step(
     node_exists: bool,
     now: float,
     collect_after_s: float | None,
-    pending_expire: bool = True,
+    pending_expire: bool,
 ) -> Step:
     """Return what to do about a Reservation.
 

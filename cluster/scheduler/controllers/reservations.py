@@ -46,11 +46,11 @@ class ControllerSettings:
     any other, in case a clock jumped. clean_owners: whether pods lose the annotation about a
     reservation that is deleted. pending_expire: see `next_step`."""
 
-    collect_after_s: float | None = 86400.0
-    collect_every_s: float = 60.0
-    look_again_s: float = 60.0
-    clean_owners: bool = False
-    pending_expire: bool = True
+    collect_after_s: float | None
+    collect_every_s: float
+    look_again_s: float
+    clean_owners: bool
+    pending_expire: bool
 
 
 class ReservationController:

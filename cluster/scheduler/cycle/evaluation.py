@@ -54,6 +54,7 @@ _ONE_BY_ONE: Final = 4
 plugin 2 to 4 us then, and a list of rows 16 to 30 us, however few they are."""
 
 _NO_SCORES: Final[Scores] = np.zeros(0, dtype=np.int64)
+"""In place of what is not worked out yet."""
 
 _MOST_KEPT: Final = 128
 """Reduced shapes whose masks and scores are kept, the ones used last. Chosen: a burst of pods has
@@ -241,15 +242,6 @@ class Evaluator:
             (plugin, merged[id(plugin)]) for plugin in self.profile.filters if id(plugin) in merged
         )
 
-    def mask_of(self, pod: PodShape, row: int) -> tuple[tuple[Filter, int], ...]:
-        """Return (filter, mask) of one row as the tables are now, without keeping anything."""
-        rows = np.array([row], dtype=np.intp)
-        return tuple(
-            (plugin, int(plugin.filter(pod, self._tables, rows)[0]))
-            for plugin in self.profile.filters
-            if plugin.applies(pod, self._tables)
-        )
-
 
 class _Changed(NamedTuple):
     """What changed since an evaluation.
@@ -287,12 +279,13 @@ class _Kept:
         by_tables = {id(each): each for each in plugins if not isinstance(each, AppliesByShape)}
         self._asked_again = tuple(each.applies for each in by_tables.values())
         self._applied = self._answers()
-        self._version = -1
+        self._version: int | None = None
+        """Of the node table, as far as masks and scores follow it. None: no row is known."""
         self._length = 0
-        self._filter_versions = [-1] * len(self._filters)
-        self._score_versions = [-1] * len(self._scores)
-        self._masks: list[Mask] = [np.zeros(0, dtype=np.int64) for _ in self._filters]
-        self._raw: list[Scores] = [np.zeros(0, dtype=np.int64) for _ in self._scores]
+        self._filter_versions: list[int | None] = [None] * len(self._filters)
+        self._score_versions: list[int | None] = [None] * len(self._scores)
+        self._masks: list[Mask] = [_NO_SCORES] * len(self._filters)
+        self._raw: list[Scores] = [_NO_SCORES] * len(self._scores)
         self._filter_rows = tuple(
             f.filter_row if isinstance(f, RowFilter) else None for f in self._filters
         )
@@ -314,10 +307,11 @@ class _Kept:
         self._parts = [Part(score.name, weight, _NO_SCORES) for score, weight in self._scores]
         """A part for each score. Those of scores that need no normalising hold the array of `_raw`;
         the others are replaced in `totals`."""
-        self._sum = np.zeros(0, dtype=np.int64)
+        self._sum = _NO_SCORES
         """Weighted sum of the scores that need no normalising, by row."""
-        self._passes = np.zeros(0, dtype=np.bool_)
-        self._feasible = np.zeros(0, dtype=np.intp)
+        self._passes: NDArray[np.bool_]
+        """By row; made, as the next one, when the filters are followed for the first time."""
+        self._feasible: NDArray[np.intp]
 
     def other_plugins_apply(self) -> bool:
         """Return whether other plugins apply than when this was made. Raises Refusal."""
@@ -335,14 +329,10 @@ class _Kept:
         """
         nodes = self._tables.nodes
         length = len(nodes)
-        if length != self._length:
-            self._version = -1
-            self._length = length
-            self._filter_versions = [-1] * len(self._filters)
-            self._score_versions = [-1] * len(self._scores)
         every = slice(0, length)
-        since, self._version = self._version, -1
-        if since < 0:
+        since, self._version = self._version, None
+        if since is None or length != self._length:
+            self._length = length
             changed = _Changed(every, every, every, (), nodes.version)
         else:
             rows = _few(nodes.changed_since(since), every)
@@ -353,11 +343,6 @@ class _Kept:
             changed = _Changed(every, rows, of_objects, few, nodes.version)
         self._follow_filters(changed)
         return changed
-
-    def follow_scores(self, changed: _Changed) -> None:
-        """Score again what changed. changed: as `follow_filters` returned it."""
-        self._follow_scores(changed)
-        self._version = changed.version
 
     def _follow_filters(self, changed: _Changed) -> None:
         pod, tables = self._pod, self._tables
@@ -408,7 +393,8 @@ class _Kept:
         self._passes[row] = passes
         return new
 
-    def _follow_scores(self, changed: _Changed) -> None:
+    def follow_scores(self, changed: _Changed) -> None:
+        """Score again what changed. changed: as `follow_filters` returned it."""
         pod, tables = self._pod, self._tables
         timings, sampled = self._timings, self._timings.sampled
         began = 0.0
@@ -439,6 +425,7 @@ class _Kept:
             if sampled:
                 timings.plugin(score.name, SCORE, SUCCESS, timings.clock() - began)
         self._add_up(rows_of_all, few)
+        self._version = changed.version
 
     def feasible(self) -> NDArray[np.intp]:
         return self._feasible

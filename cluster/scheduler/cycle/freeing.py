@@ -69,8 +69,6 @@ class FreeingCosts:
         self._order = self._costs.order(self._ties[self._costs.rows])
         self._rows: NDArray[np.intp] = self._costs.rows[self._order]
         """The rows of `_costs`, the least cost first."""
-        self._position = np.full(len(self._ties), -1, dtype=np.intp)
-        self._position[self._rows] = np.arange(len(self._rows))
         self._holds = np.ones(len(self._rows), dtype=np.bool_)
         """By position: whether `_costs` holds for the row."""
         self._again.clear()
@@ -88,9 +86,7 @@ class FreeingCosts:
 
     def changed(self, row: int) -> None:
         """Work a node out again: its pods are not those of before."""
-        position = self._position[row]
-        if position >= 0:
-            self._holds[position] = False
+        self._holds[self._rows == row] = False
         self._again.pop(row, None)
         candidate = self._work_out(row)
         if candidate is not None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.scheduler.cycle.gang_order import place_in_gang
-from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers
+from cluster.scheduler.cycle.gathering import Gathering, NotGathered, Offers, named_layers
 from cluster.scheduler.cycle.headroom import headroom_of
 from cluster.scheduler.cycle.seating import Kind, Pod, Search, Seat, Seating, Within
 from cluster.scheduler.cycle.trial import Trial
@@ -85,11 +85,7 @@ class GatheredSeats:
         self._tree = tree
         self._gather = gather
         self._pods = pods
-        layers = (*tree.layers, NODE)
-        for layer in (*gather.must, *gather.prefer, *dict(gather.multiples)):
-            if layer not in layers:
-                raise NotGathered(f"the cluster network topology has no layer {layer}")
-        self._layers = layers
+        self._layers = named_layers(tree, gather)
         self._columns = self._work_out()
         # A domain is filled before the next one is begun, and so is a node.
         free = tree.sums(self._columns.free)[tree.domain_of]
@@ -108,12 +104,13 @@ class GatheredSeats:
                 return self._in_network_order(found)
         domain_of = self._domains(lowest_must)
         inside = domain_of != OUTSIDE
-        rooms = np.bincount(domain_of[inside], weights=self._columns.most[inside], minlength=1)
+        rooms = np.bincount(domain_of[inside], weights=self._columns.most[inside])
+        widest = int(rooms.max(initial=0))
         layer, count = self._layers[lowest_must], len(self._pods)
-        if rooms.max() < count:
+        if widest < count:
             raise NotGathered(
                 f"without less important pods, a domain of {layer} has room for"
-                f" {int(rooms.max())} of {count} pods at most"
+                f" {widest} of {count} pods at most"
             )
         raise NotGathered(f"evictions make room for all {count} pods in no domain of {layer}")
 

@@ -59,6 +59,18 @@ class Choice(NamedTuple):
     nodes: list[tuple[int, int]]
 
 
+def named_layers(tree: NetworkTree, gather: Gather) -> tuple[str, ...]:
+    """Return the layers that a gang can name, the widest first.
+
+    Raises NotGathered for one that it names and that is not there.
+    """
+    layers = (*tree.layers, NODE)
+    for layer in (*gather.must, *gather.prefer, *dict(gather.multiples)):
+        if layer not in layers:
+            raise NotGathered(f"the cluster network topology has no layer {layer}")
+    return layers
+
+
 class Gathering:
     """The choice for one gang."""
 
@@ -71,18 +83,16 @@ class Gathering:
         self._pods = pods
         self._offers = offers
         self._multiples = dict(gather.multiples)
-        layers = (*tree.layers, NODE)
-        for layer in (*gather.must, *gather.prefer, *self._multiples):
-            if layer not in layers:
-                raise NotGathered(f"the cluster network topology has no layer {layer}")
+        layers = named_layers(tree, gather)
         self._lowest_must = max((layers.index(layer) for layer in gather.must), default=0)
-        self._of_rows = self._rounded(offers.headroom, NODE)
+        self._of_rows = offers.headroom - offers.headroom % self._multiple(NODE)
         self._of_domains = self._headroom_of_domains()
         self._existing = tree.sums(offers.existing)
         self._scores = tree.sums(np.where(self._of_rows > 0, offers.scores, 0))
 
-    def _rounded(self, headroom: Column, layer: str) -> Column:
-        return headroom - headroom % self._multiples.get(layer, 1)
+    def _multiple(self, layer: str) -> int:
+        """Return of what the pods in each domain of a layer have to be a multiple."""
+        return self._multiples.get(layer, 1)
 
     def _headroom_of_domains(self) -> Column:
         """Return the headroom of each domain: the sum of those below, down to the multiple."""
@@ -92,7 +102,7 @@ class Gathering:
         np.add.at(sums, tree.domain_of[inside], self._of_rows[inside])
         for number in range(len(tree.domains) - 1, -1, -1):
             domain = tree.domains[number]
-            sums[number] -= sums[number] % self._multiples.get(tree.layers[domain.depth], 1)
+            sums[number] -= sums[number] % self._multiple(tree.layers[domain.depth])
             if number != ROOT:
                 sums[domain.parent] += sums[number]
         return sums
@@ -190,20 +200,20 @@ class Gathering:
         """Place up to `pods` pods below a place; return how many, down to its layer's multiple."""
         if place.row is not None:
             taken = min(pods, self._headroom_at(place))
-            taken -= taken % self._multiples.get(NODE, 1)
+            taken -= taken % self._multiple(NODE)
             if taken:
                 filled.append((place.row, taken))
             return taken
         layer = self._tree.layers[self._tree.domains[place.domain].depth]
         most = min(pods, self._headroom_at(place))
-        most -= most % self._multiples.get(layer, 1)
+        most -= most % self._multiple(layer)
         taken = 0
         begun = len(filled)
         for child in self._widest_first(place):
             if taken == most:
                 break
             taken += self._fill(child, most - taken, filled)
-        if taken % self._multiples.get(layer, 1):
+        if taken % self._multiple(layer):
             del filled[begun:]
             return 0
         return taken

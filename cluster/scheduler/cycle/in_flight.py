@@ -7,7 +7,6 @@ change is kept until the pod has been refused, and then counts as if it came aft
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -45,9 +44,6 @@ class InFlight(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
     @property
     def events_kept(self) -> int:
         """How many changes are kept."""
@@ -68,8 +64,8 @@ class InFlight(Generic[T]):
 
     def drop(self, uid: str) -> None:
         """Remove a pod, if it is in flight."""
-        if self._entries.pop(uid, None) is not None:
-            self._forget_seen()
+        self._entries.pop(uid, None)
+        self._forget_seen()
 
     def land(self, uid: str) -> Landed[T] | None:
         """Remove and return a pod with the changes that it missed; None when not in flight."""
@@ -86,11 +82,7 @@ class InFlight(Generic[T]):
 
     def _forget_seen(self) -> None:
         """Drop the events that every pod in flight came after."""
-        oldest = next(iter(self._entries.values()))[1] if self._entries else None
-        if oldest is None:
-            self._first += len(self._events)
-            self._events.clear()
-            return
-        while self._events and self._first < oldest:
+        oldest = next((position for _, position in self._entries.values()), None)
+        while self._events and (oldest is None or self._first < oldest):
             self._events.popleft()
             self._first += 1

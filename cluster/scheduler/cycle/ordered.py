@@ -32,9 +32,6 @@ class Ordered(Generic[P]):
         self._heap: list[tuple[tuple[Any, ...], int, P]] = []
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     def push(self, key: tuple[Any, ...], item: P) -> None:
         """Add an item that is in no heap."""
         item.serial = next(_serials)

@@ -26,7 +26,7 @@ from apis.keys import (
 )
 from cluster.scheduler.cycle.ordered import Ordered, OrderedItem
 from cluster.scheduler.cycle.queue import SchedulingQueue
-from cluster.scheduler.cycle.waiting import Attempt, Gate
+from cluster.scheduler.cycle.waiting import Gate
 from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
 from cluster.scheduler.tables.gangs import Gang, Gangs, Step
 from cluster.scheduler.tables.gather import Gather
@@ -208,12 +208,12 @@ class Permit(Generic[S]):
 
     # --- attempts ------------------------------------------------------------------------------
 
-    def pop(self, now: float) -> Attempt[S] | None:
+    def pop(self, now: float) -> PendingPod[S] | None:
         """Return the pod to try next, as the queue does."""
-        attempt = self._queue.pop(now)
-        if attempt is not None and attempt.pod.gang:
-            self._gangs.move(attempt.pod.uid, Step.TRIED)
-        return attempt
+        pod = self._queue.pop(now)
+        if pod is not None and pod.gang:
+            self._gangs.move(pod.uid, Step.TRIED)
+        return pod
 
     def wanted(self, uid: str) -> tuple[Wanted[S], ...]:
         """Return what a member's group needs room for, when it is the first that is tried.

@@ -27,7 +27,6 @@ from cluster.scheduler.cycle.waiting import (
     POD_EDITED,
     POD_GONE,
     TRIED_EARLY,
-    Attempt,
     Backoff,
     Entry,
     Gate,
@@ -184,7 +183,7 @@ class SchedulingQueue(Generic[S]):
 
     # --- attempts --------------------------------------------------------------------------------
 
-    def pop(self, now: float) -> Attempt[S] | None:
+    def pop(self, now: float) -> PendingPod[S] | None:
         """Return the pod to try next; it is in flight until refused, failed, or removed.
 
         When no pod is active, one that backs off after a refusal is tried early; after an error the
@@ -209,12 +208,7 @@ class SchedulingQueue(Generic[S]):
             entry.order = self._attempts
             entry.state = QueueState.IN_FLIGHT
             self._in_flight.start(entry.pod.uid, entry)
-            return Attempt(
-                entry.pod,
-                entry.attempts,
-                now if entry.entered is None else entry.entered,
-                entry.order,
-            )
+            return entry.pod
 
     def refuse(self, uid: str, plugins: Collection[str], now: float) -> None:
         """Take back a pod that no node can take, with the plugins that refused it, at least one.

@@ -85,10 +85,6 @@ def by_amounts(
     """
     occupants = tables.occupants
     occupants.follow()
-    if requested is not None and any(
-        tables.nodes.resources.find(name) is None for name, _ in requested
-    ):
-        rows = rows[:0]
     asked = len(rows)
     # Below, the first axis is the position on the node, so that one step is one pass.
     rows, numbers, evictable = _evictable(tables, pod, rows, may_be_victim)
@@ -145,10 +141,6 @@ def headroom_without_victims(
     headroom = np.zeros(len(tables.nodes), dtype=np.int64)
     tables.occupants.follow()
     rows, numbers, evictable = _evictable(tables, pod, rows, may_be_victim)
-    if requested is not None and any(
-        tables.nodes.resources.find(name) is None for name, _ in requested
-    ):
-        return headroom
     room = _room(tables, rows, requested, promised)
     room += (_taken(tables, numbers, requested or ()) * evictable).sum(axis=1)
     # `room` is what is left beside one pod.
@@ -256,15 +248,18 @@ def _room(
     room = np.full((len(requested or ()) + 1, len(rows)), NO_LIMIT, dtype=np.int64)
     for number, (name, amount) in enumerate(requested or ()):
         column = nodes.resources.find(name)
-        if column is not None:
-            room[number] = nodes.allocatable[rows, column] - nodes.requested[rows, column] - amount
+        # Without a column no node has any of it.
+        free = (
+            0 if column is None else nodes.allocatable[rows, column] - nodes.requested[rows, column]
+        )
+        room[number] = free - amount
     if requested is not None:
         room[-1] = nodes.allowed_pods[rows] - nodes.pods[rows] - 1
     elements = {row: at for at, row in enumerate(rows.tolist())} if promised else {}
     for row in promised.keys() & elements.keys():
         for other in promised[row]:
             amounts = [other.shape.requests.get(name, 0) for name, _ in requested or ()]
-            room[:, elements[row]] -= np.array([*amounts, 1], dtype=np.int64)
+            room[:, elements[row]] -= np.array([*amounts, 1])
     return room
 
 

@@ -77,21 +77,6 @@ class Gated(Generic[S]):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt(Generic[S]):
-    """A pod to schedule now.
-
-    number: which attempt of this pod it is, from 1. entered: when the pod first passed its gates.
-    order: counts the attempts of all pods. What is undone later helps only pods whose attempt came
-    after this one.
-    """
-
-    pod: PendingPod[S]
-    number: int
-    entered: float
-    order: int
-
-
 class Entry(OrderedItem, Generic[S]):
     """A pod in the queue, or in flight."""
 
@@ -122,7 +107,8 @@ class Entry(OrderedItem, Generic[S]):
         self.entered: float | None = None
         self.attempts = 0
         self.order = 0
-        """Of its last attempt, among those of all pods."""
+        """Of its last attempt, among those of all pods. What is undone later helps only pods whose
+        attempt came after this one."""
         self.refusals = 0
         self.errors = 0
         self.until = 0.0

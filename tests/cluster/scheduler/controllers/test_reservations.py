@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +21,13 @@ from tests.cluster.fake_api import FakeApi, in_virtual_time
 
 BORN = 1_800_000_000.0
 HOUR = 3600.0
+SETTINGS = ControllerSettings(
+    collect_after_s=24 * HOUR,
+    collect_every_s=60.0,
+    look_again_s=60.0,
+    clean_owners=False,
+    pending_expire=True,
+)
 USES = "scheduling.koordinator.sh/reservation-allocated"
 
 
@@ -83,12 +91,12 @@ class Bed:
 
 def play(
     scenario: Callable[[Bed], Awaitable[None]],
-    settings: ControllerSettings | None = None,
+    settings: ControllerSettings = SETTINGS,
     *,
     after: float = 0.01,
 ) -> None:
     async def run() -> None:
-        bed = Bed(settings or ControllerSettings(), after)
+        bed = Bed(settings, after)
         task = asyncio.create_task(bed.controller.run())
         try:
             await scenario(bed)
@@ -159,7 +167,7 @@ def test_it_expires_in_time_and_is_kept_where_that_is_wanted() -> None:
         await asyncio.sleep(1000 * HOUR)
         assert bed.status()["phase"] == "Failed"
 
-    play(scenario, ControllerSettings(collect_after_s=None))
+    play(scenario, replace(SETTINGS, collect_after_s=None))
 
 
 def test_a_longer_ttl_that_comes_in_time_counts() -> None:
@@ -220,7 +228,7 @@ def test_owners_of_a_deleted_reservation_lose_their_annotation_where_that_is_wan
         stored = bed.api.get(PODS, "a", namespace="default")
         assert (USES not in stored["metadata"]["annotations"]) is clean
 
-    play(scenario, ControllerSettings(clean_owners=clean))
+    play(scenario, replace(SETTINGS, clean_owners=clean))
 
 
 def test_one_that_is_made_again_under_its_name_has_its_own_owners() -> None:
@@ -236,5 +244,93 @@ def test_one_that_is_made_again_under_its_name_has_its_own_owners() -> None:
         bed.make_pod("b", second)
         await asyncio.sleep(1)
         assert bed.owners() == ["b"]
+
+    play(scenario)
+
+
+def test_the_status_names_who_uses_a_reservation_and_a_pod_without_a_node_does_not() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.make_pod("a", uid)
+        await asyncio.sleep(1)
+        stored = bed.api.get(PODS, "a", namespace="default")
+        assert bed.status()["currentOwners"] == [
+            {"namespace": "default", "name": "a", "uid": stored["metadata"]["uid"]}
+        ]
+
+    play(scenario)
+
+
+def test_a_write_about_one_that_is_gone_is_not_repeated() -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        await asyncio.sleep(1)
+        bed.api.refuse[RESERVATIONS.path(name="r")] = 404
+        writes = len(bed.api.writes)
+        bed.make_pod("a", uid)
+        await asyncio.sleep(59)
+        assert len(bed.api.writes) <= writes + 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("code", [404, 409, 422])
+def test_a_pod_that_cannot_be_cleaned_keeps_its_annotation_and_holds_up_nothing(code: int) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        bed.make_pod("a", uid)
+        bed.make_pod("b", uid)
+        await asyncio.sleep(1)
+        bed.api.refuse[PODS.path(namespace="default", name="a")] = code
+        bed.api.remove(RESERVATIONS, "r")
+        await asyncio.sleep(1)
+        for name, cleaned in (("a", False), ("b", True)):
+            stored = bed.api.get(PODS, name, namespace="default")
+            assert (USES not in stored["metadata"]["annotations"]) is cleaned
+
+    play(scenario, replace(SETTINGS, clean_owners=True))
+
+
+@pytest.mark.parametrize("expire", [True, False])
+def test_one_without_a_node_expires_where_that_is_wanted(expire: bool) -> None:
+    async def scenario(bed: Bed) -> None:
+        bed.make(ttl="1h")
+        stored = bed.api.get(RESERVATIONS, "r")
+        bed.api.put(RESERVATIONS, {**stored, "status": {"phase": "Pending"}})
+        await asyncio.sleep(1.1 * HOUR)
+        assert bed.status()["phase"] == ("Failed" if expire else "Pending")
+
+    play(scenario, replace(SETTINGS, pending_expire=expire))
+
+
+def test_how_often_it_is_looked_at_follows_the_settings() -> None:
+    """A clock may jump: the end is not waited for in one go."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.make()
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            assert await bed.controller._look_at("r") == 30.0
+        stored = bed.api.get(RESERVATIONS, "r")
+        bed.api.put(RESERVATIONS, {**stored, "status": {"phase": "Failed"}})
+        await asyncio.sleep(0.5)
+        assert await bed.controller._look_at("r") == 7.0
+        assert await bed.controller._look_at("unknown") is None
+
+    play(scenario, replace(SETTINGS, look_again_s=30.0, collect_every_s=7.0))
+
+
+@pytest.mark.parametrize(("phase", "cleaned"), [("Pending", False), ("Failed", True)])
+def test_pods_lose_the_annotation_once_it_is_known_that_they_are_not_used(
+    phase: str, cleaned: bool
+) -> None:
+    async def scenario(bed: Bed) -> None:
+        uid = bed.make()
+        stored = bed.api.get(RESERVATIONS, "r")
+        bed.api.put(RESERVATIONS, {**stored, "status": {"phase": phase}})
+        bed.make_pod("a", uid)
+        await asyncio.sleep(2)
+        annotations = bed.api.get(PODS, "a", namespace="default")["metadata"]["annotations"]
+        assert (USES not in annotations) is cleaned
 
     play(scenario)

@@ -42,15 +42,15 @@ def queue(*, hint: Hint | None = None, gate: Callable[[Pod], str | None] | None 
 def popped(q: Queue, now: float = 0.0) -> list[str]:
     """Pop every pod that is active or backs off after a refusal; they stay in flight."""
     names = []
-    while (attempt := q.pop(now)) is not None:
-        names.append(attempt.pod.uid)
+    while (pod := q.pop(now)) is not None:
+        names.append(pod.uid)
     return names
 
 
 def pop(q: Queue, now: float = 0.0) -> str:
-    attempt = q.pop(now)
-    assert attempt is not None
-    return attempt.pod.uid
+    pod = q.pop(now)
+    assert pod is not None
+    return pod.uid
 
 
 def counts(q: Queue) -> tuple[int, int, int, int]:

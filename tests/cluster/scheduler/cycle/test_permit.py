@@ -34,9 +34,8 @@ class Scheduler:
 
     def step(self) -> Decisions:
         """Try one pod."""
-        attempt = self.permit.pop(self.now)
-        assert attempt is not None
-        pod = attempt.pod
+        pod = self.permit.pop(self.now)
+        assert pod is not None
         if pod.shape.name == "none":
             return self.permit.refused(pod.uid, FIT, "0/3 nodes are available", self.now)
         return self.permit.placed(pod.uid, self.now)
@@ -113,6 +112,62 @@ def test_all_members_are_allowed_when_the_last_has_a_node() -> None:
     assert decision.annotations["internal.scheduling.koordinator.sh/bind-gang-group-id"] == "g"
     assert decision.annotations["scheduling.koordinator.sh/bind-gang-member-count"] == "3"
     assert s.permit.waiting_groups() == 0
+
+
+def test_members_that_are_allowed_do_not_wait_any_more() -> None:
+    s = Scheduler()
+    s.permit.define(gang("g", 2, mode=GangMode.NON_STRICT, wait_s=60.0), s.now)
+    s.add("g", "a", "a")
+    s.step()
+    assert s.permit.next_time() == 60.0
+    assert one(s.step()).allow == ("g-0", "g-1")
+    assert s.permit.next_time() is None
+    assert s.permit.expire(61.0) == ()
+
+
+def test_an_edit_of_a_member_that_waits_changes_nothing() -> None:
+    s = Scheduler()
+    s.permit.define(gang("g", 3), s.now)
+    s.add("g", "a", "a", "a")
+    s.step()
+    assert not s.permit.add(pending("g-0", "edited", gang="g"), s.now)
+    assert s.places("g-0") == ["in flight"]
+    assert sorted(one(s.steps(2)).allow) == ["g-0", "g-1", "g-2"]
+
+
+def test_a_member_that_another_program_binds_counts_for_those_that_wait() -> None:
+    s = Scheduler()
+    s.permit.define(gang("g", 3, policy=GangMatchPolicy.WAITING_AND_RUNNING), s.now)
+    s.add("g", "a", "a", "a")
+    s.steps(2)
+    assert s.permit.bound("g-0", s.now, gang="g") == ()
+    assert s.places("g-0", "g-1") == ["gone", "in flight"]
+    decision = one(s.step())
+    assert sorted(decision.allow) == ["g-1", "g-2"]
+    assert decision.annotations == bind_annotations("g", 2)
+
+
+def test_a_pod_that_is_bound_without_its_gang_leaves_it() -> None:
+    s = Scheduler()
+    s.permit.define(gang("g", 2), s.now)
+    s.add("g", "a", "a")
+    s.step()
+    # With one member less the gang is not complete.
+    decision = one(s.permit.bound("g-1", s.now, gang=""))
+    assert decision.give_back == ("g-0",)
+    assert s.permit.bound("alone", s.now) == ()
+
+
+def test_what_a_gang_needs_is_the_same_object_as_long_as_nothing_changes() -> None:
+    s = Scheduler()
+    s.permit.define(gang("g", 2), s.now)
+    s.add("g", "a", "a")
+    first = s.permit.wanted("g-0")
+    assert [pod.uid for pod in first[0].pods] == ["g-0", "g-1"]
+    assert s.permit.wanted("g-1") is first
+    s.permit.add(pending("g-1", "edited", gang="g"), s.now)
+    assert s.permit.wanted("g-0") is not first
+    assert s.permit.unbound("unknown") == ()
 
 
 def test_a_strict_gang_gives_its_nodes_back_at_once() -> None:
@@ -269,9 +324,9 @@ def test_an_error_of_one_member_makes_a_strict_gang_give_back() -> None:
     s.permit.define(gang("g", 3), s.now)
     s.add("g", "a", "a", "a")
     s.step()
-    attempt = s.permit.pop(s.now)
-    assert attempt is not None
-    decision = one(s.permit.failed(attempt.pod.uid, "etcd is slow", s.now))
+    pod = s.permit.pop(s.now)
+    assert pod is not None
+    decision = one(s.permit.failed(pod.uid, "etcd is slow", s.now))
     assert (decision.give_back, decision.held_up) == (("g-0",), ("g-2",))
     assert "etcd is slow" in decision.message
     # Neither those that have given back nor those that were not tried take nodes meanwhile.
@@ -384,8 +439,8 @@ def test_a_pod_with_room_made_by_preemption_waits_alone() -> None:
     s = Scheduler()
     s.permit.define(gang("g", 1, mode=GangMode.NON_STRICT), s.now)
     s.add("g", "none")
-    attempt = s.permit.pop(s.now)
-    assert attempt is not None
+    pod = s.permit.pop(s.now)
+    assert pod is not None
     assert s.permit.refused_alone("g-0", FIT, s.now) == ()
     assert s.gangs.step("g-0") is Step.PENDING
     assert s.queue.cluster_event(FREED, now=20) == 1

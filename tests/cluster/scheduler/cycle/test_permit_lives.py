@@ -114,10 +114,9 @@ class Cluster:
 
     def step(self) -> bool:
         """Try one pod. Returns whether there was one."""
-        attempt = self.permit.pop(self.now)
-        if attempt is None:
+        pod = self.permit.pop(self.now)
+        if pod is None:
             return False
-        pod = attempt.pod
         shape = pod.shape.name
         if self.room[shape] > 0:
             self.room[shape] -= 1

@@ -42,6 +42,16 @@ def test_a_pod_that_is_put_off_waits_longer_each_time_and_no_event_hurries_it() 
         now += wait
 
 
+def test_attempts_are_numbered_in_their_order() -> None:
+    q = queue()
+    for name in ("a", "b"):
+        q.add(pending(name), now=7)
+    assert (q.order("a"), q.tries("a")) == (0, (0, 7.0))
+    assert popped(q, 8) == ["a", "b"]
+    assert (q.order("a"), q.order("b"), q.tries("b")) == (1, 2, (1, 7.0))
+    assert (q.order("unknown"), q.tries("unknown")) == (0, (0, 0.0))
+
+
 def test_a_creation_time_in_the_future_counts_as_now() -> None:
     q = queue()
     q.add(pending("skewed", created=1e12), now=1)
@@ -189,6 +199,16 @@ def test_a_pod_refused_alone_leaves_its_replicas_active() -> None:
     assert popped(q, 20) == ["a-1", "a-2"]
 
 
+def test_a_pod_refused_alone_waits_for_other_changes_than_its_replicas() -> None:
+    q = queue()
+    refused_replicas(q, 2)
+    q.add(pending("a-2"), now=0)
+    q.refuse_alone(pop(q), {"Taints"}, now=0)
+    assert q.cluster_event(FREED, now=20) == 2
+    assert q.state_of("a-2") is QueueState.UNSCHEDULABLE
+    assert q.cluster_event(TAINT_GONE, now=20) == 1
+
+
 def test_the_back_off_of_replicas_grows_with_each_try_and_not_with_each_replica() -> None:
     q = queue()
     refused_replicas(q, 100)
@@ -222,9 +242,10 @@ def test_a_pod_edited_during_its_attempt_is_tried_as_it_is_now() -> None:
     pop(q)
     q.add(pending("a", "smaller"), now=0)
     q.refuse("a", {"Fit"}, now=0)
-    attempt = q.pop(0)
-    assert attempt is not None
-    assert (attempt.pod.shape.name, attempt.number) == ("smaller", 2)
+    pod = q.pop(0)
+    assert pod is not None
+    assert pod.shape.name == "smaller"
+    assert q.tries("a") == (2, 0.0)
 
 
 @pytest.mark.parametrize("end", ["refuse", "refuse_alone", "fail"])

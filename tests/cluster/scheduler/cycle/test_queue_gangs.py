@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.scheduler.cycle.waiting import QueueState
 from tests.cluster.scheduler.cycle.queues import (
     FREED,
     TAINT_GONE,
@@ -232,3 +233,78 @@ def test_a_refusal_of_the_gang_ends_the_row_of_errors_too() -> None:
     pop(q, 40)
     q.fail("g-0", now=40)
     assert pop(q, 41) == "g-0"
+
+
+def test_the_back_off_of_a_gang_grows_with_each_refusal() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    for pause in (1, 2, 4):
+        now = 100 * pause
+        popped(q, now)
+        q.refuse_gangs("g-1", {"Fit"}, ["g"], ["g-0"], now=now)
+        q.cluster_event(FREED, now=now)
+        q.advance(now + pause - 0.5)
+        assert counts(q) == (0, 2, 0, 0)
+        q.advance(now + pause)
+        assert counts(q) == (2, 0, 0, 0)
+
+
+def test_the_refused_member_of_a_gang_is_tried_first_when_it_may_be_helped() -> None:
+    q = queue()
+    gang_of(q, "g", ["same", "same", "same"])
+    popped(q)
+    q.refuse_gangs("g-1", {"Fit"}, ["g"], ["g-0"], now=0)
+    assert q.state_of("g-2") is QueueState.IN_FLIGHT
+    q.cluster_event(FREED, now=20)
+    assert popped(q, 20) == ["g-1", "g-0"]
+
+
+def test_members_give_their_nodes_back_although_the_refused_one_is_gone() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big"])
+    popped(q)
+    q.remove("g-1")
+    q.refuse_gangs("g-1", {"Fit"}, ["g"], ["g-0"], now=0)
+    assert counts(q) == (0, 0, 1, 0)
+    assert q.activate(["g-0"], now=1) == 1
+
+
+def test_a_member_that_leaves_wakes_those_that_it_held_up_and_no_others() -> None:
+    q = queue()
+    gang_of(q, "g", ["small", "big", "other"])
+    popped(q)
+    q.refuse_gangs("g-1", {"Taints"}, ["g"], ["g-0"], now=0)
+    q.remove("g-2")
+    q.release("g-2", ["g"], now=20)
+    assert counts(q) == (0, 0, 2, 0)
+    q.remove("g-1")
+    q.release("g-1", ["g"], now=20)
+    assert counts(q) == (1, 0, 0, 0)
+
+
+def test_a_new_member_backs_off_with_those_that_are_left() -> None:
+    q = queue()
+    gang_of(q, "g", ["a", "b", "c"])
+    popped(q)
+    for number in range(3):
+        q.fail(f"g-{number}", now=0)
+    q.remove("g-1")
+    q.add(pending("g-3", "d", gang="g"), now=0.5)
+    assert counts(q) == (0, 3, 0, 0)
+    # Once one of them is tried, a new member comes along with it.
+    q.activate(["g-0"], now=0.5)
+    q.add(pending("g-4", "e", gang="g"), now=0.5)
+    assert counts(q) == (2, 2, 0, 0)
+
+
+def test_members_that_join_refused_ones_are_counted_once() -> None:
+    q = queue()
+    gang_of(q, "g", ["same", "same"])
+    popped(q)
+    q.refuse_gangs("g-0", {"Fit"}, ["g"], ["g-1"], now=0)
+    q.incoming.clear()
+    for number in (2, 3, 4):
+        q.add(pending(f"g-{number}", "same", gang="g"), now=0.5)
+    # The first one wakes those that were refused, which back off with it.
+    assert counts(q) == (0, 5, 0, 0)
+    assert q.incoming == {("UnschedulablePodAdd", "backoff"): 5}

@@ -104,11 +104,10 @@ class QueueLife(RuleBasedStateMachine):
             for pod in self.known.values()
             if self.queue.state_of(pod.uid) is QueueState.ACTIVE and pod.uid not in self.closed
         ]
-        attempt = self.queue.pop(self.now)
-        if attempt is None:
+        pod = self.queue.pop(self.now)
+        if pod is None:
             assert not active
             return
-        pod = attempt.pod
         assert pod == self.known[pod.uid]
         assert pod.uid not in self.closed
         if active:
@@ -206,13 +205,13 @@ class QueueLife(RuleBasedStateMachine):
         self.flying.clear()
         for _ in range(3):
             self.now += 10
-            while (attempt := self.queue.pop(self.now)) is not None:
-                plugin = self.blocked_by.get(attempt.pod.shape.name, "")
+            while (pod := self.queue.pop(self.now)) is not None:
+                plugin = self.blocked_by.get(pod.shape.name, "")
                 if plugin:
-                    self.queue.refuse(attempt.pod.uid, {plugin}, self.now)
+                    self.queue.refuse(pod.uid, {plugin}, self.now)
                 else:
-                    self.known.pop(attempt.pod.uid)
-                    self.queue.remove(attempt.pod.uid)
+                    self.known.pop(pod.uid)
+                    self.queue.remove(pod.uid)
         for uid, pod in self.known.items():
             if uid in self.closed or pod.gang:
                 continue
@@ -225,9 +224,9 @@ class QueueLife(RuleBasedStateMachine):
         self.blocked_by.clear()
         for _ in range(12):
             self.now += 30
-            while (attempt := self.queue.pop(self.now)) is not None:
-                self.known.pop(attempt.pod.uid)
-                self.queue.remove(attempt.pod.uid)
+            while (pod := self.queue.pop(self.now)) is not None:
+                self.known.pop(pod.uid)
+                self.queue.remove(pod.uid)
         assert not self.known
         assert len(self.queue) == 0
 

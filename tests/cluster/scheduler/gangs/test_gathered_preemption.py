@@ -441,3 +441,19 @@ def test_a_gang_that_domains_refuse_at_last_tries_a_few_of_them_at_each_attempt(
         # Three members are seated before the one that finds no node.
         assert len(seated) == 4
     assert len(bed.evicted()) == 4 and {name[:2] for name in bed.evicted()} == {"r9"}
+
+
+def test_a_network_without_nodes_has_room_for_no_member() -> None:
+    bed = Bed(_CONFIGURATION)
+    bed.network("spine", "rack")
+    for node in ("n0", "n1"):
+        bed.node(node, _CPUS)
+        bed.pod(f"old-{node}", _CPUS, 1, node=node)
+    for name in ("g0", "g1"):
+        bed.pod(name, _CPUS, 10, gang=2, gather=_RACK)
+    bed.run()
+    assert not bed.evicted()
+    assert bed.messages["g0"].endswith(
+        "preemption: without less important pods, a domain of rack has room for 0 of 2 pods at"
+        " most."
+    )

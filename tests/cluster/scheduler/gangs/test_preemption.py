@@ -494,3 +494,34 @@ def test_nodes_that_are_promised_to_others_keep_no_gang_from_the_next_ones() -> 
     bed.run()
     assert {bed.nominated["h0"], bed.nominated["h1"]} <= {"n20", "n21", "n22", "n23"}
     assert len(bed.victims) == 22
+
+
+def test_members_that_are_not_refused_with_the_first_show_their_nomination_and_its_end() -> None:
+    bed = Bed(GANG_PREEMPTION)
+    for node in ("n0", "n1"):
+        bed.node(node, 4)
+        bed.pod(f"old-{node}", 4, 0, node=node)
+    for name in ("w0", "w1"):
+        bed.pod(name, 4, 9, gang=2, mode="NonStrict")
+    assert bed.core.attempts.next(bed.now)
+    short = (
+        "0/2 nodes are available: gang default/g needs room for 2 pods together, and there is room"
+        " for 0 at most."
+    )
+    assert bed.messages == {"w0": short, "w1": short}
+    assert bed.nominated == {"w0": "n0", "w1": "n1"}
+    assert bed.evicted() == ["old-n0", "old-n1"]
+    for name in ("w0", "w1"):
+        why = bed.core.why(f"default/{name}")
+        assert why is not None
+        assert why["message"] == short
+    while bed.core.attempts.next(bed.now):
+        pass
+    # A more important pod takes one node, and the other one goes.
+    bed.pod("important", 4, 50, node="n0")
+    for node in ("n0", "n1"):
+        bed.gone(f"old-{node}")
+    bed.core.nodes.take(b'{"type":"DELETED","object":{"metadata":{"name":"n1"}}}')
+    bed.now += 60
+    bed.core.schedule_for(1.0)
+    assert bed.nominated == {"w0": "", "w1": ""}

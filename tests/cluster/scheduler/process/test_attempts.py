@@ -10,10 +10,12 @@ import pytest
 
 from apis.scheduling_pod import SchedulingPod
 from cluster.scheduler.attempts import Attempts
-from cluster.scheduler.binding.placement import Placement, Refused, Why
+from cluster.scheduler.binding.events import Event
+from cluster.scheduler.binding.placement import Bound, Placement, Refused, Why
 from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
 from cluster.scheduler.cycle.evaluation import Profile
 from cluster.scheduler.cycle.events import NODE, POD, Action, ClusterEvent
+from cluster.scheduler.cycle.gang_plans import PlanOutdated
 from cluster.scheduler.cycle.headroom import headroom_of
 from cluster.scheduler.cycle.permit import Permit, gang_gate
 from cluster.scheduler.cycle.queue import SchedulingQueue
@@ -45,15 +47,21 @@ class _Writers:
     def __init__(self) -> None:
         self.bound: list[str] = []
         self.placements: dict[str, Placement] = {}
+        self.settled_pods: list[str] = []
+        self.events: list[Event] = []
 
     def bind(self, placement: Placement) -> None:
         self.bound.append(placement.name)
         self.placements[placement.name] = placement
 
     def status(self, *_: Any) -> None: ...
-    def event(self, *_: Any) -> None: ...
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
     def evict(self, *_: Any) -> None: ...
-    def settled(self, *_: Any) -> None: ...
+    def settled(self, placement: Any) -> None:
+        self.settled_pods.append(placement.name)
+
     def reserve(self, *_: Any) -> None: ...
     def refuse_reservation(self, *_: Any) -> None: ...
 
@@ -109,7 +117,7 @@ def test_a_member_that_is_deleted_while_it_waits_leaves_its_room_to_others() -> 
     bed.add("other", "2")
     # One member meets an error and backs off, so that the next one waits for it on the node.
     popped = bed.permit.pop(0.0)
-    assert popped is not None and popped.pod.uid == "late"
+    assert popped is not None and popped.uid == "late"
     bed.permit.failed("late", "an error", 0.0)
     assert bed.attempts.next(0.0)
     assert list(bed.tables.bookings) == ["waits"]
@@ -303,3 +311,95 @@ def test_a_fault_in_one_step_does_not_end_scheduling(
     while bed.attempts.next(20.0):
         pass
     assert "second" in bed.writers.bound
+
+
+def test_a_pod_that_is_bound_is_settled_and_has_an_event() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("first", "3")
+    assert bed.attempts.next(0.0)
+    assert (bed.attempts.waits_on("first"), bed.attempts.held) == ("n", 1)
+    assert bed.attempts.profile_of("first") == "koord-scheduler"
+    pending = bed.queue.pod("first")
+    assert pending is not None
+    bed.attempts.evictions._nominator.nominate(pending, "n")
+    bed.attempts.bound(bed.writers.placements["first"], Bound())
+    assert bed.writers.settled_pods == ["first"]
+    (event,) = bed.writers.events
+    assert (event.reason, event.about.uid, event.controller) == (
+        "Scheduled",
+        "first",
+        "koord-scheduler",
+    )
+    assert event.note == "Successfully assigned default/first to n"
+    # It is promised its node no longer, and nothing is known of an attempt.
+    assert bed.attempts.evictions._nominator.node_of("first") == ""
+    assert (bed.attempts.waits_on("first"), bed.attempts.held) == ("", 0)
+    assert bed.attempts.profile_of("first") == ""
+    assert list(bed.tables.bookings) == ["first"]
+    assert bed.queue.state_of("first") is None
+
+
+def test_a_binding_that_succeeds_after_its_pod_was_forgotten_is_settled() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("first", "3")
+    assert bed.attempts.next(0.0)
+    bed.attempts.forget("first")
+    bed.attempts.bound(bed.writers.placements["first"], Bound())
+    assert bed.writers.settled_pods == ["first"]
+    assert not bed.writers.events
+
+
+def test_an_attempt_that_is_taken_back_wakes_those_alone_that_were_refused_after_it() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("before", "5", priority=9)
+    bed.add("first", "3", priority=8)
+    bed.add("after", "2")
+    while bed.attempts.next(0.0):
+        pass
+    bed.attempts.bound(bed.writers.placements["first"], Refused(Why.FAILING, "etcd is slow"))
+    assert not bed.tables.bookings
+    states = [bed.queue.state_of(uid) for uid in ("before", "first", "after")]
+    assert states == [QueueState.UNSCHEDULABLE, QueueState.BACKOFF, QueueState.BACKOFF]
+
+
+def test_a_pod_that_another_program_binds_while_it_waits_keeps_its_booking() -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    bed.add("waits", "1", gang=True, priority=9)
+    bed.add("late", "1", gang=True, priority=8)
+    assert bed.attempts.next(0.0)
+    assert bed.attempts.held == 1
+    bed.attempts.seen_bound("waits")
+    assert bed.attempts.held == 0
+    assert list(bed.tables.bookings) == ["waits"]
+    # A binding that is under way goes on.
+    bed.add("alone", "1")
+    while bed.attempts.next(0.0):
+        pass
+    held = bed.attempts.held
+    bed.attempts.seen_bound("alone")
+    assert bed.attempts.held == held
+
+
+def test_a_member_whose_plan_does_not_hold_any_more_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = _Bed()
+    bed.tables.upsert_node(make_node("n", allocatable={"cpu": "4"}))
+    for name in ("first", "second"):
+        bed.add(name, "1", gang=True)
+
+    def outdated(*_: Any) -> str:
+        raise PlanOutdated("gang default/g was gathered before this pod came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.attempts._plans, "node_for", outdated)
+        assert bed.attempts.next(0.0)
+    assert bed.queue.state_of("first") is QueueState.BACKOFF
+    assert not bed.attempts.faults.count
+    while bed.attempts.next(5.0):
+        pass
+    assert sorted(bed.writers.bound) == ["first", "second"]

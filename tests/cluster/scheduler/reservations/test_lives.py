@@ -269,7 +269,12 @@ class ReservationLives(Lives):
             if reservation_of(pod) == seen.metadata.uid and pod.spec.node_name == node
         ]
         step = next_step(
-            seen, owners=owners, node_exists=node in self.nodes, now=self.now, collect_after_s=3600
+            seen,
+            owners=owners,
+            node_exists=node in self.nodes,
+            now=self.now,
+            collect_after_s=3600,
+            pending_expire=True,
         )
         version = found["metadata"]["resourceVersion"]
         if isinstance(step, Write) and version == seen.metadata.resource_version:
