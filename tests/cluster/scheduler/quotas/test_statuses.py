@@ -22,9 +22,11 @@ from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
 from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
 from cluster.scheduler.configuration.strict import Seconds
 from cluster.scheduler.plugins.quotas.overuse import OveruseMonitor, Revoked
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
+from cluster.scheduler.tables.quotas.tree import Sharing
 from kube.cache import Change, Event
 from kube.client import Client
 from tests.cluster.fake_api import in_virtual_time
@@ -104,6 +106,94 @@ def test_gauges_show_all_quotas() -> None:
     assert f'scheduler_elastic_quota_status{{{labels},field="used"}} 3000\n' in lines
     assert f'scheduler_elastic_quota_status{{{labels},field="runtime"}} 6000\n' in lines
     assert any('name="parent"' in line and 'is_parent="true"' in line for line in lines)
+
+
+def test_gauges_show_every_field_of_a_tree_with_guarantees() -> None:
+    bed = Bed("10", several_trees=True, sharing=Sharing(guarantee=True))
+    bed.quota(
+        "top",
+        {"cpu": "4"},
+        {"cpu": "9"},
+        weight={"cpu": "3"},
+        labels={"is-parent": "true", "is-root": "true", "tree-id": "t"},
+        annotations={
+            "total-resource": '{"cpu": "8"}',
+            "unschedulable-resource": '{"cpu": "1"}',
+        },
+    )
+    bed.quota("leaf", {"cpu": "2"}, {"cpu": "6"}, parent="top", labels={"tree-id": "t"})
+    bed.place("1", "leaf", "3")
+    bed.want("2", "leaf", "4")
+    firm = bed.shape("leaf", "500m", labels={PREFIX + "preemptible": "false"})
+    bed.table.place(Booking("default/3", "3", firm, "n0"))
+    top = 'resource="cpu",tree="t",is_parent="true",parent="koordinator-root-quota"'
+    leaf = 'resource="cpu",tree="t",is_parent="false",parent="top"'
+    shown = {
+        (name, labels, kind, field): amount
+        for name, labels, kind, amounts in (
+            ("top", top, "spec", {"min": 4000, "max": 9000, "sharedWeight": 3000}),
+            ("leaf", leaf, "spec", {"min": 2000, "max": 6000, "sharedWeight": 6000}),
+            (
+                "top",
+                top,
+                "status",
+                {
+                    "used": 3500,
+                    "runtime": 6000,
+                    "request": 6000,
+                    "child-request": 6000,
+                    "guaranteed": 4000,
+                    "allocated": 3500,
+                    "non-preemptible-request": 500,
+                    "non-preemptible-used": 500,
+                    "unschedulable-resource": 1000,
+                },
+            ),
+            (
+                "leaf",
+                leaf,
+                "status",
+                {
+                    "used": 3500,
+                    "runtime": 6000,
+                    "request": 7500,
+                    "child-request": 7500,
+                    "guaranteed": 3500,
+                    "allocated": 3500,
+                    "non-preemptible-request": 500,
+                    "non-preemptible-used": 500,
+                },
+            ),
+        )
+        for field, amount in amounts.items()
+    }
+    assert [line for line in quota_lines(bed.table) if 'name="koordinator-' not in line] == [
+        line
+        for kind, text in (
+            ("spec", "What quotas say."),
+            ("status", "What quotas request, use and may use."),
+        )
+        for gauge in (f"scheduler_elastic_quota_{kind}",)
+        for line in (
+            f"# HELP {gauge} {text}\n# TYPE {gauge} gauge\n",
+            *(
+                f'{gauge}{{name="{name}",{labels},field="{field}"}} {amount}\n'
+                for (name, labels, of, field), amount in shown.items()
+                if of == kind
+            ),
+        )
+    ]
+
+
+def test_a_quota_that_goes_while_gauges_are_read_is_left_out() -> None:
+    bed = _bed()
+    bed.quota("b", {"cpu": "1"}, {"cpu": "6"})
+    lines = quota_lines(bed.table)
+    begun = [next(lines), next(lines)]
+    bed.table.delete_quota("team/a")
+    rest = [*begun, *lines]
+    assert not any('name="a"' in line for line in rest)
+    assert any('name="b"' in line and 'field="min"' in line for line in rest)
 
 
 class _Requests:
