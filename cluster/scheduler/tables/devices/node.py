@@ -113,7 +113,7 @@ class HoldingGroup:
                 place: _larger(self.own.get(place), used.get(place))
                 for place in self.own.keys() | used.keys()
             }
-        return owners[0] if len(owners) == 1 else _sum_of_holdings(owners)
+        return _sum_of_holdings(owners)
 
     def remainder(self) -> dict[str, dict[int, Amounts]]:
         """Return what the reservation holds and its owners do not use, by type and minor."""

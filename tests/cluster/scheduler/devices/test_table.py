@@ -14,6 +14,7 @@ from apis.keys import ANNOTATION_GPU_PARTITIONS
 from apis.quantity import parse_quantity
 from cluster.scheduler.exact.devices.allocate import allocate
 from cluster.scheduler.exact.devices.failures import Failure
+from cluster.scheduler.tables.devices.columns import NO_SEGMENT
 from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
 from cluster.scheduler.tables.devices.table import NO_SLOT, DeviceTable
 from cluster.scheduler.tables.tables import Tables
@@ -61,6 +62,15 @@ def columns_of(devices: DeviceTable) -> dict[str, Any]:
         f"{type_}.{name}": getattr(columns, name).tolist()
         for type_, columns in devices.columns.items()
         for name in ("free", "holders", "closed", "unattributed")
+    }
+
+
+def all_columns_of(devices: DeviceTable) -> dict[str, Any]:
+    """Return every column, with those that Device objects alone change."""
+    return columns_of(devices) | {
+        f"{type_}.{name}": getattr(columns, name).tolist()
+        for type_, columns in devices.columns.items()
+        for name in ("present", "total", "free_functions", "numa", "pcie", "unknown_switch")
     }
 
 
@@ -135,6 +145,68 @@ def test_a_row_that_is_used_again_has_the_new_nodes_devices() -> None:
     tables.delete_node("n1")
     tables.upsert_node(make_node("n2"))
     assert list(free_of(devices, 0)) == [3]
+
+
+def test_a_slot_serves_another_node_once_node_and_device_are_gone() -> None:
+    tables, devices = a_table("n1")
+    devices.set_device(a_device_object("n1", NODE))
+    exclusive = a_shape({"rdma": 1}, hint={"rdma": {"exclusivePolicy": "PCIeLevel"}})
+    nic = {
+        "minor": 1,
+        "resources": {full("rdma"): "1"},
+        "extension": {"vfs": [{"minor": -1, "busID": "1.0"}]},
+    }
+    tables.place(a_booking("a", exclusive, "n1", parsed_allocation({"rdma": [nic]})))
+    tables.place(a_booking("b", a_shape({"gpu": 100}), "n1", {}))
+    held = all_columns_of(devices)
+    assert devices.columns["rdma"].closed[0].any() and devices.columns["gpu"].unattributed[0]
+    tables.delete_node("n1")
+    devices.delete_device("n1")
+    devices.delete_device("n1")
+    devices.set_templates({})
+    tables.upsert_node(make_node("n2"))
+    small = a_device_object("n2", [a_gpu(5, at=(0, "A"))])
+    devices.set_device(small)
+    _, fresh = a_table("n2")
+    fresh.set_device(small)
+    assert all_columns_of(devices) == all_columns_of(fresh)
+    assert devices.slots(slice(0, 1)).tolist() == [0]
+    # What waits for the first node counts when it comes back, and its Device after it.
+    tables.delete_node("n2")
+    devices.delete_device("n2")
+    tables.upsert_node(make_node("n1"))
+    assert devices.view(0) is None and devices.holding(0, {}) == {}
+    devices.set_device(a_device_object("n1", NODE))
+    assert all_columns_of(devices) == held
+
+
+def test_columns_say_where_devices_are_and_what_functions_they_have() -> None:
+    _, devices = a_table("n1")
+    devices.set_device(
+        a_device_object(
+            "n1",
+            [
+                a_gpu(3, at=(1, "B"), memory="2Gi"),
+                a_gpu(7, labels={"model": "x"}),
+                a_nic(0, at=(1, "A"), functions=["0.1", "0.0"]),
+                a_nic(2, at=(0, "B"), functions=["2.0"]),
+            ],
+        )
+    )
+    gpus, nics = devices.columns["gpu"], devices.columns["rdma"]
+    assert gpus.minor[0, :3].tolist() == [3, 7, 0]
+    assert gpus.present[0].tolist() == [True, True, *[False] * (gpus.present.shape[1] - 2)]
+    assert gpus.total[0, 0].tolist() == [
+        {CORE: 100, MEMORY: 2 * GIB, RATIO: 100}.get(name, 0) for name in gpus.resources
+    ]
+    assert gpus.label_sets[gpus.labels[0, 1]] == {"model": "x"}
+    # Parts are numbered over all types; a device without topology is in none.
+    assert gpus.numa[0, :3].tolist() == [2, NO_SEGMENT, NO_SEGMENT]
+    assert gpus.pcie[0, :3].tolist() == [3, NO_SEGMENT, NO_SEGMENT]
+    assert nics.numa[0, :3].tolist() == [2, 1, NO_SEGMENT]
+    assert nics.pcie[0, :3].tolist() == [2, 1, NO_SEGMENT]
+    assert nics.free_functions[0, :3].tolist() == [2, 1, 0]
+    assert gpus.unknown_switch[0] and not nics.unknown_switch[0]
 
 
 def test_a_bad_device_costs_itself_only() -> None:
