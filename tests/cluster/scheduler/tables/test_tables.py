@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from apis.keys import PODS
 from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables import amounts
 from cluster.scheduler.tables.amounts import OWN_COLUMNS
-from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.occupants import NOBODY
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
@@ -95,6 +96,51 @@ def test_tables_depend_on_the_objects_and_not_on_their_history(
         anew.upsert_node(node)
     assert _observed(tables) == _observed(anew)
     assert dict(tables.bookings) == bookings
+
+
+def test_a_reservation_takes_over_the_pods_of_its_node_until_it_goes() -> None:
+    tables, shapes = Tables(), Shapes()
+    for node in ("n0", "n1"):
+        tables.upsert_node(make_node(node))
+    pods = {
+        uid: Booking(uid, uid, shapes.of(make_pod(uid, requests={"cpu": "1"})), node)
+        for uid, node in (("a", "n0"), ("b", "n0"), ("c", "n0"), ("elsewhere", "n1"))
+    }
+    for booking in pods.values():
+        tables.place(booking)
+    taking = Booking(
+        "r",
+        "r",
+        shapes.of(make_pod("r", requests={"cpu": "3"})),
+        "n0",
+        Allocation(takes=("gone", "elsewhere", "a", "b", "c")),
+    )
+    tables.place(taking)
+    assert {uid: booking.allocation.reservation for uid, booking in tables.bookings.items()} == {
+        "a": "r", "b": "r", "c": "r", "elsewhere": "", "r": "",
+    }  # fmt: skip
+    assert tables.taken("a") == ("r", pods["a"]) and tables.taken("elsewhere") is None
+    # A pod that is placed again is no longer taken over, and one that is gone does not come back.
+    again = replace(pods["a"], allocation=Allocation(reservation="r"))
+    tables.place(again)
+    tables.remove("b")
+    assert tables.remove("r") is taking
+    assert tables.taken("a") is None and tables.taken("c") is None
+    assert dict(tables.bookings) == {"a": again} | {uid: pods[uid] for uid in ("c", "elsewhere")}
+
+
+def test_a_booking_that_is_put_back_is_taken_over_as_before() -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n0"))
+    pod = Booking("a", "a", shapes.of(make_pod("a")), "n0")
+    tables.place(pod)
+    tables.place(Booking("r", "r", shapes.of(make_pod("r")), "n0", Allocation(takes=("a",))))
+    taken = tables.taken("a")
+    removed = tables.remove("a")
+    assert removed is not None and tables.taken("a") is None
+    tables.place(removed, taken)
+    tables.remove("r")
+    assert tables.bookings["a"] == pod
 
 
 def test_replicas_share_a_shape_and_other_content_does_not() -> None:
