@@ -407,8 +407,7 @@ def _gpus(requested: Amounts) -> tuple[int, dict[str, int]]:
         raise BadDeviceRequest(f"invalid resource device requests: [{listed}]")
     count = amounts.pop(GPU_SHARED, 0)
     if count == 0:
-        ratio = amounts.get(GPU_MEMORY_RATIO, 0)
-        count = ratio // WHOLE if ratio > WHOLE else 1
+        count = max(1, amounts.get(GPU_MEMORY_RATIO, 0) // WHOLE)
     each = {}
     for name, value in amounts.items():
         # A share that rounds to nothing would fit on any device, also on one that is broken.

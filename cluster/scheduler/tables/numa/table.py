@@ -266,18 +266,9 @@ class NumaTable:
         capacity = len(self._nodes.alive)
         if capacity <= self._capacity:
             return
-        for name in (
-            "policy",
-            "bind_policy",
-            "cpu_ratio",
-            "core_step",
-            "bound",
-            "free_cpus",
-            "managed_cpus",
-            "slots",
-            "status",
-        ):
-            setattr(self, name, _longer(getattr(self, name), capacity))
+        for attribute, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, attribute, _longer(column, capacity))
         self.cpu_ratio[self._capacity :] = NO_RATIO
         for name in self.total:
             self.total[name] = _longer(self.total[name], capacity)
