@@ -1,0 +1,83 @@
+"""The table of gangs by itself: groups, and what its version says."""
+
+from __future__ import annotations
+
+from cluster.scheduler.configuration.koordinator_arguments import GangMatchPolicy
+from cluster.scheduler.tables.gang_definitions import GangDefinition, GangMode
+from cluster.scheduler.tables.gangs import Gangs, Step
+
+
+def _definition(name: str, *group: str, minimum: int = 1) -> GangDefinition:
+    return GangDefinition(
+        id=name,
+        min_member=minimum,
+        total=minimum,
+        mode=GangMode.STRICT,
+        wait_s=1.0,
+        group=tuple(sorted({name, *group})),
+        match_policy=GangMatchPolicy.ONCE_SATISFIED,
+    )
+
+
+def test_a_gang_that_comes_to_a_group_that_had_enough_once_does_not_wait() -> None:
+    gangs = Gangs()
+    one = gangs.define(_definition("one", "two"))
+    two = gangs.define(_definition("two", "one"))
+    assert not gangs.may_skip_group(one)
+    assert gangs.satisfied_once(one)
+    assert not gangs.satisfied_once(two)
+    gangs.undefine("two")
+    assert gangs.get("two") is None
+    again = gangs.define(_definition("two", "one", minimum=3))
+    assert gangs.may_skip_group(again) and gangs.missing(again) == 0
+    # Known for all peers from the next binding on.
+    assert gangs.satisfied_once(one) and not gangs.satisfied_once(again)
+
+
+def test_the_version_grows_with_definitions_members_and_nodes() -> None:
+    gangs = Gangs()
+    versions = [gangs.version]
+
+    def grown() -> bool:
+        versions.append(gangs.version)
+        return versions[-1] > versions[-2]
+
+    gangs.define(_definition("one"))
+    assert grown()
+    gangs.join("a", "one", Step.PENDING)
+    assert grown()
+    gangs.move("a", Step.TRIED)
+    assert not grown()
+    gangs.move("a", Step.WAITING)
+    assert grown()
+    gangs.move("a", Step.WAITING)
+    assert not grown()
+    gangs.move("a", Step.PENDING)
+    assert grown()
+    gangs.satisfied_once(gangs.define(_definition("one")))
+    assert grown()
+    gangs.leave("a")
+    assert grown()
+    gangs.leave("a")
+    assert not grown()
+    gangs.undefine("one")
+    assert grown()
+    gangs.undefine("one")
+    assert not grown()
+    assert gangs.of("a") is None and gangs.step("a") is None and list(gangs) == []
+
+
+def test_a_pod_that_joins_another_gang_leaves_its_former_one() -> None:
+    gangs = Gangs()
+    gangs.join("a", "one", Step.WAITING, _definition("one", "other"))
+    gangs.join("b", "one", Step.PENDING, _definition("one", minimum=9))
+    one = gangs.get("one")
+    assert one is not None and one.definition == _definition("one", "other")
+    assert [each.id for each in gangs.naming(one)] == ["one"]
+    gangs.join("a", "two", Step.BOUND)
+    two = gangs.get("two")
+    assert two is not None and gangs.of("a") is two and gangs.step("a") is Step.BOUND
+    assert gangs.members([one, two], Step.PENDING, Step.WAITING) == ("b",)
+    assert gangs.members([one, two], Step.BOUND) == ("a",)
+    gangs.leave("b")
+    assert gangs.get("one") is None and list(gangs) == [two]

@@ -1,0 +1,137 @@
+"""What pods and reservations mention of other pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from apis.scheduling import ReservationOwner
+from cluster.scheduler.tables.mentions import (
+    EVERY_NAMESPACE,
+    OWNERS,
+    Mention,
+    Mentions,
+    label,
+    mentioned_by_affinity,
+    mentioned_by_owners,
+    mentioned_by_pod,
+    namespace,
+)
+from cluster.scheduler.tables.shapes import Shapes
+from tests.cluster.scheduler.making import make_pod
+
+
+def _term(key: str, **more: Any) -> dict[str, Any]:
+    return {"topologyKey": "zone", "labelSelector": {"matchLabels": {key: "x"}}, **more}
+
+
+def test_terms_of_affinity_mention_labels_and_namespaces() -> None:
+    shape = Shapes().of(
+        make_pod(
+            "p",
+            affinity={
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        _term("a", namespaces=["one", "two"])
+                    ],
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {"weight": 1, "podAffinityTerm": _term("b", namespaceSelector={})}
+                    ],
+                },
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "topologyKey": "zone",
+                            "labelSelector": {
+                                "matchExpressions": [{"key": "c", "operator": "Exists"}]
+                            },
+                        }
+                    ]
+                },
+            },
+        )
+    )
+    expected = {
+        label("a"), namespace("one"), namespace("two"),
+        label("b"), EVERY_NAMESPACE,
+        label("c"), namespace("default"),
+    }  # fmt: skip
+    assert mentioned_by_affinity(shape) == expected
+    assert mentioned_by_pod(shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "mentioned"),
+    [
+        ({}, set()),
+        (
+            {
+                "topologySpreadConstraints": [
+                    {
+                        "maxSkew": 1,
+                        "topologyKey": "zone",
+                        "whenUnsatisfiable": "DoNotSchedule",
+                        "labelSelector": {"matchLabels": {"a": "x"}},
+                        "matchLabelKeys": ["b"],
+                    }
+                ]
+            },
+            {label("a"), label("b"), namespace("default")},
+        ),
+        (
+            {
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+                ]
+            },
+            {namespace("default")},
+        ),
+        (
+            {
+                "annotations": {
+                    "scheduling.koordinator.sh/network-topology-selector": "job",
+                }
+            },
+            {label("job"), namespace("default")},
+        ),
+        (
+            {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+            {namespace("default")},
+        ),
+    ],
+)
+def test_a_pod_mentions_what_is_counted_for_it(
+    spec: dict[str, Any], mentioned: set[Mention]
+) -> None:
+    assert mentioned_by_pod(Shapes().of(make_pod("p", **spec))) == mentioned
+
+
+@pytest.mark.parametrize(
+    ("owner", "mentioned"),
+    [
+        ({"labelSelector": {"matchLabels": {"a": "x"}}}, {label("a")}),
+        ({"object": {"name": "p", "namespace": "ns"}}, {namespace("ns")}),
+        ({"object": {"name": "p"}}, set()),
+        ({"controller": {"name": "c", "namespace": "ns"}}, {OWNERS, namespace("ns")}),
+        ({"controller": {"name": "c"}}, {OWNERS}),
+    ],
+)
+def test_owners_of_a_reservation_mention_pods(
+    owner: dict[str, Any], mentioned: set[Mention]
+) -> None:
+    assert mentioned_by_owners([msgspec.convert(owner, ReservationOwner)]) == mentioned
+
+
+def test_the_version_grows_when_something_begins_or_ceases_to_be_mentioned() -> None:
+    mentions = Mentions()
+    before = mentions.version
+    mentions.add([label("a")])
+    first = mentions.version
+    assert first > before and mentions.now == {label("a")}
+    mentions.add([label("a")])
+    mentions.remove([label("a")])
+    assert mentions.version == first and mentions.now == {label("a")}
+    mentions.remove([label("a")])
+    assert mentions.version > first and mentions.now == frozenset()
