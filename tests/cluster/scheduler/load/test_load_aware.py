@@ -18,7 +18,7 @@ from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.tables import Tables
-from tests.cluster.scheduler.configuration.files import args, chart_profile, file
+from tests.cluster.scheduler.configuration.files import args, chart_profile, enabled, file, load
 from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
 from tests.cluster.scheduler.making import make_node, make_pod
 
@@ -336,3 +336,24 @@ def test_reports_that_are_read_before_the_first_decision_have_not_expired() -> N
     assert not load.expired[row]
     load.advance(NOW + 3600)
     assert load.expired[row]
+
+
+def test_a_node_that_grows_or_shrinks_is_compared_with_what_it_has_now() -> None:
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("20"))
+    assert node.reasons() == []
+    before = node.tables.nodes.version
+    for cpu, reasons in (("16", ["node(s) cpu usage exceed threshold"]), ("32", [])):
+        node.tables.upsert_node(make_node("n", allocatable={"cpu": cpu, "memory": "128Gi"}))
+        assert node.reasons() == reasons
+        assert node.tables.nodes.version > before
+        before = node.tables.nodes.version
+
+
+def test_settings_are_those_of_arguments_that_say_nothing() -> None:
+    profile = {
+        "schedulerName": "koord-scheduler",
+        "plugins": {"filter": enabled("LoadAwareScheduling")},
+    }
+    (table,) = make_plugins(load(file(profiles=[profile])), Tables()).loads
+    assert table.settings == LoadSettings()
