@@ -698,3 +698,47 @@ def test_grace_periods_of_years_leave_nothing_behind_once_their_pods_are_gone() 
     assert bed.table.quotas["a"].own.used == {"cpu": 1000}
     assert bed.table.advance(5000.0)
     assert not bed.table.quotas["a"].own.used
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("spec.min.cpu", {"least": {"cpu": "-1"}}),
+        ("spec.max.memory", {"most": {"memory": "-1Gi"}}),
+        (
+            'metadata.annotations["quota.scheduling.koordinator.sh/shared-weight"].cpu',
+            {"weight": {"cpu": "-1"}},
+        ),
+        ("spec.min.memory", {"least": {"memory": "3Gi"}, "most": {"memory": "2Gi"}}),
+    ],
+)
+def test_the_amount_that_cannot_be_used_is_named(field: str, change: dict[str, Any]) -> None:
+    problem = Bed().quota("a", **change)
+    assert problem.startswith(f"ElasticQuota team/a: {field} = ")
+
+
+def test_a_quota_may_begin_and_cease_to_limit_a_resource() -> None:
+    bed = Bed("100")
+    bed.quota("a", {}, {"memory": "1Gi"})
+    bed.quota("b", {}, {"cpu": "100"})
+    bed.want("1", "a", "60")
+    bed.want("2", "b", "100")
+    assert bed.cpus() == {"a": 0, "b": 100}
+    bed.quota("a", {}, {"cpu": "100", "memory": "1Gi"})
+    assert bed.cpus() == {"a": 50, "b": 50}
+    bed.quota("a", {}, {"memory": "1Gi"})
+    assert bed.cpus() == {"a": 0, "b": 100}
+
+
+def test_what_grace_periods_end_does_not_forget_that_a_pod_waits() -> None:
+    bed = Bed("100", terminating=Terminating.IN_GRACE_PERIOD)
+    bed.quota("a", {}, {"cpu": "100"})
+    shape = bed.want("1", "a", "3")
+    bed.table.place(Booking("default/1", "1", shape, "n0", terminating=True, ends=100.0))
+    assert bed.table.quotas["a"].own.used["cpu"] == 3000
+    assert not bed.table.advance(99.0)
+    assert bed.table.advance(100.0)
+    assert bed.table.quotas["a"].own.used["cpu"] == 0
+    assert bed.table.quotas["a"].own.request["cpu"] == 3000
+    assert not bed.table.unwant("2") and bed.table.unwant("1")
+    assert bed.table.quotas["a"].own.request["cpu"] == 0

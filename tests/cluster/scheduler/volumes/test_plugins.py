@@ -560,3 +560,81 @@ def test_the_message_of_a_full_driver() -> None:
     assert _message(outcome) == message
     assert isinstance(outcome, Unplaced)
     assert len(outcome.diagnosis.resolvable) == 1
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def test_whether_a_node_reaches_a_volume_is_known_of_known_nodes() -> None:
+    cluster = _cluster()
+    cluster.volume("v", terms=on(HOST, "n1"))
+    reaches = cluster.tables.reaches_volume
+    assert [reaches("v", node) for node in ("n0", "n1", "gone")] == [False, True, None]
+    assert reaches("unknown", "n1") is False
+
+
+def test_the_node_of_a_claim_is_the_selected_one_or_that_of_a_pod_that_plans_with_it() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    cluster.claim("c", class_name="made")
+
+    def node() -> str:
+        claim = volumes.claim("default/c")
+        assert claim is not None
+        return volumes.node_of(claim)
+
+    assert node() == ""
+    pod = pod_with("p", "c")
+    for other in ("n0", "n2"):
+        cluster.tables.delete_node(other)
+    assert _planned(cluster.place(pod)) == ("n1", {}, ("default/c",))
+    assert node() == "n1"
+    cluster.claim("c", class_name="made", annotations={"volume.kubernetes.io/selected-node": "n2"})
+    assert node() == "n2"
+    cluster.claim("c", class_name="made")
+    cluster.tables.remove(pod.metadata.uid)
+    assert node() == ""
+
+
+def test_an_attachment_takes_a_place_of_the_driver_that_it_names() -> None:
+    cluster = _cluster()
+    cluster.volume("v0", claim="c0", csi=("csi.old", "h0"))
+    cluster.volume("v1", claim="c1", csi=("csi.test", "h1"))
+    cluster.claim("c1", volume="v1")
+    cluster.csi_node("n0", csi_test=1)
+    cluster.tables.attachments.set_attachment("a", "n0", "csi.test", "v0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+    # It may move to another node, and its volume may be unknown.
+    cluster.tables.attachments.set_attachment("a", "n1", "csi.test", "v0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    cluster.tables.attachments.set_attachment("b", "n0", "csi.test", "unknown")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+
+
+def test_a_class_that_changes_concerns_the_unbound_claims_with_it() -> None:
+    cluster = _cluster()
+    for name, fields in (
+        ("made", {"class_name": "made"}),
+        ("other", {"class_name": "wait"}),
+        ("bound", {"class_name": "made", "volume": "v"}),
+    ):
+        cluster.claim(name, **fields)
+    told: list[str] = []
+    cluster.tables.volumes.claim_changed.append(told.append)
+    cluster.storage_class("made", provisioner="csi.test")
+    assert told == []
+    cluster.storage_class("made", provisioner="csi.other")
+    assert told == ["default/made"]
+    cluster.tables.volumes.delete_class("made")
+    assert told == ["default/made"] * 2
+
+
+def test_a_volume_that_becomes_another_kind_is_found_as_that() -> None:
+    cluster = _cluster()
+    cluster.claim("c", modes=("ReadWriteMany",))
+    cluster.volume("v", terms=on(HOST, "n1"))
+    assert cluster.feasible(pod_with("p", "c")) == set()
+    cluster.volume("v", modes=("ReadWriteMany", "ReadWriteOnce"), terms=on(HOST, "n1"))
+    assert cluster.feasible(pod_with("p", "c")) == {"n1"}
+    cluster.volume("v", modes=("ReadWriteMany",), terms=on(HOST, "n1"), volumeMode="Block")
+    assert cluster.feasible(pod_with("p", "c")) == set()
