@@ -40,7 +40,7 @@ class MemberStatus:
     namespace: str
     phase: str
     bound: bool
-    owners: tuple[str, ...] = ()
+    owners: tuple[str, ...]
 
 
 def is_settled(group: PodGroup) -> bool:

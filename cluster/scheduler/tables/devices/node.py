@@ -15,7 +15,7 @@ from apis.device import DeviceAllocation, DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.devices.inventory import DeviceUnit, NodeInventory, device_amounts
-from cluster.scheduler.tables.devices.partitions import NO_PARTITIONS, PartitionRules
+from cluster.scheduler.tables.devices.partitions import PartitionRules
 from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES, WHOLE
 
 Place = tuple[str, int]
@@ -32,7 +32,7 @@ class Share:
     """What is held of one device: amounts, and virtual functions by bus id."""
 
     amounts: Amounts
-    functions: frozenset[str] = NO_FUNCTIONS
+    functions: frozenset[str]
 
 
 Holding = Mapping[Place, Share]
@@ -190,9 +190,9 @@ class NodeDevices:
     """
 
     states: Mapping[str, tuple[DeviceState, ...]]
-    vendor: str = ""
-    model: str = ""
-    partitions: PartitionRules = NO_PARTITIONS
+    vendor: str
+    model: str
+    partitions: PartitionRules
     unattributed: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ and the rules for counts: docs/facts/scheduler.md, "Device requests".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -158,12 +158,17 @@ class TypeRequest:
     type: str
     count: int
     each: Amounts
-    every: bool = False
-    shared: bool = False
-    selector: LabelSelector | None = None
-    functions: LabelSelector | None = None
-    scope: Scope = Scope.NONE
-    exclusive: Exclusive = Exclusive.NONE
+    every: bool
+    selector: LabelSelector | None
+    functions: LabelSelector | None
+    scope: Scope
+    exclusive: Exclusive
+
+    @property
+    def shared(self) -> bool:
+        return self.type == DeviceType.GPU and (
+            self.by_bytes or self.each.get(GPU_MEMORY_RATIO, WHOLE) < WHOLE
+        )
 
     @property
     def by_bytes(self) -> bool:
@@ -189,11 +194,11 @@ class DeviceRequest:
     """
 
     types: Mapping[str, TypeRequest]
-    joint: tuple[str, ...] = ()
-    same_pcie: bool = False
-    partition: PartitionRequest | None = None
-    counted: bool = False
-    isolation: str = ""
+    joint: tuple[str, ...]
+    same_pcie: bool
+    partition: PartitionRequest | None
+    counted: bool
+    isolation: str
 
     @property
     def shares_gpu(self) -> bool:
@@ -361,7 +366,7 @@ def _type_request(type_: str, requested: Amounts, hint: _Hint) -> TypeRequest:
     else:
         ((name, amount),) = requested.items()
         count, each, every = _others(name, amount, strategy, exclusive)
-    request = TypeRequest(
+    return TypeRequest(
         type=type_,
         count=count,
         each=MappingProxyType(each),
@@ -371,10 +376,6 @@ def _type_request(type_: str, requested: Amounts, hint: _Hint) -> TypeRequest:
         scope=scope,
         exclusive=exclusive,
     )
-    shared = type_ == DeviceType.GPU and (
-        request.by_bytes or each.get(GPU_MEMORY_RATIO, WHOLE) < WHOLE
-    )
-    return replace(request, shared=shared)
 
 
 def _gpus(requested: Amounts) -> tuple[int, dict[str, int]]:
