@@ -742,3 +742,51 @@ def test_what_grace_periods_end_does_not_forget_that_a_pod_waits() -> None:
     assert bed.table.quotas["a"].own.request["cpu"] == 3000
     assert not bed.table.unwant("2") and bed.table.unwant("1")
     assert bed.table.quotas["a"].own.request["cpu"] == 0
+
+
+def test_a_deleted_parent_that_is_made_again_is_parent_to_others_too() -> None:
+    bed = Bed("100")
+    bed.quota("top", {}, {"cpu": "100"})
+    bed.quota("a", {}, {"cpu": "100"}, parent="top")
+    bed.table.delete_quota("team/top")
+    assert list(bed.table.problems()) == ["team/top"]
+    assert bed.quota("other", {}, {"cpu": "50"}, parent="a") == ""
+    version = bed.table.version
+    assert bed.quota("top", {}, {"cpu": "100"}) == ""
+    assert not bed.table.problems() and bed.table.version > version
+    bed.table.delete_quota("team/a")
+    bed.table.delete_quota("team/other")
+    assert list(bed.cpus()) == ["top"]
+
+
+def test_a_quota_keeps_the_tree_of_its_children() -> None:
+    bed = Bed("100", several_trees=True)
+    root = {"tree-id": "t", "is-root": "true", "is-parent": "true"}
+    assert bed.quota("top", {}, {"cpu": "10"}, labels=root) == ""
+    assert bed.quota("a", {}, {"cpu": "10"}, parent="top", labels={"tree-id": "t"}) == ""
+    moved = bed.quota("top", {}, {"cpu": "10"}, labels=root | {"tree-id": "u"})
+    assert moved == (
+        "ElasticQuota team/top: tree-id 'u' differs from that of its child a, which is 't'"
+    )
+    strange = bed.quota("b", {}, {"cpu": "10"}, parent="top", labels={"tree-id": "u"})
+    assert strange == (
+        "ElasticQuota team/b: tree-id 'u' differs from that of parent top, which is 't'"
+    )
+
+
+def test_amounts_beyond_what_is_divided_at_once_are_divided_one_by_one() -> None:
+    bed = Bed("100")
+    large = str(2**52)
+    for name in ("a", "b"):
+        bed.quota(name, {}, {"cpu": large}, weight={"cpu": "1"})
+    bed.want("1", "a", "80")
+    bed.want("2", "b", "80")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    # The limited request of one quota leaves the bounds, and comes back into them.
+    shapes = [bed.want(f"more-{number}", "a", str(2**42)) for number in range(300)]
+    assert bed.cpus() == {"a": 50, "b": 50}
+    for number in range(len(shapes)):
+        bed.table.unwant(f"more-{number}")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    bed.table.unwant("2")
+    assert bed.cpus() == {"a": 80, "b": 0}

@@ -19,6 +19,7 @@ from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.reservations.pre_allocation import (
     ANNOTATION,
     PreAllocation,
+    demand_of,
     text_of,
 )
 from cluster.scheduler.tables.shapes import PodShape, Shapes
@@ -137,3 +138,27 @@ def test_nodes_are_ranked_by_the_pods_in_a_whole_decision() -> None:
     assert isinstance(result, Placed)
     assert result.booking.node == "b"
     assert result.booking.allocation.takes == ("b-0",)
+
+
+_DEMAND = PreAllocation(
+    name="r",
+    owners=(ReservationOwner(label_selector=LabelSelector(match_labels={"app": "a"})),),
+    cluster=True,
+    required=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "demand"),
+    [
+        ({ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(_DEMAND)}, _DEMAND),
+        ({ANNOTATION_RESERVE_POD: "true", ANNOTATION: "{"}, None),
+        ({ANNOTATION_RESERVE_POD: "true"}, None),
+        # A pod of a user.
+        ({ANNOTATION: text_of(_DEMAND)}, None),
+    ],
+)
+def test_a_demand_is_read_from_reserve_pods_alone(
+    annotations: dict[str, str], demand: PreAllocation | None
+) -> None:
+    assert demand_of(Shapes().of(make_pod("p", annotations=annotations))) == demand
