@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apis.keys import ANNOTATION_GPU_PARTITIONS
+from apis.keys import (
+    ANNOTATION_GPU_PARTITIONS,
+    LABEL_GPU_MODEL,
+    LABEL_GPU_PARTITION_POLICY,
+    LABEL_GPU_VENDOR,
+)
 from apis.quantity import parse_quantity
 from cluster.scheduler.exact.devices.allocate import allocate
 from cluster.scheduler.exact.devices.failures import Failure
@@ -207,6 +212,41 @@ def test_columns_say_where_devices_are_and_what_functions_they_have() -> None:
     assert nics.pcie[0, :3].tolist() == [2, 1, NO_SEGMENT]
     assert nics.free_functions[0, :3].tolist() == [2, 1, 0]
     assert gpus.unknown_switch[0] and not nics.unknown_switch[0]
+
+
+def test_partition_rules_follow_the_device_and_the_labels_of_the_node() -> None:
+    tables, devices = a_table("n1")
+
+    def rules() -> tuple[bool, bool]:
+        """Return whether there are partitions, and whether they are mandatory."""
+        (slot,) = devices.slots(slice(0, 1)).tolist()
+        found = devices.rules(slot)
+        view = devices.view(0)
+        assert view is not None and view.partitions == found
+        return found.table is not None, found.mandatory
+
+    plain = a_device_object("n1", [a_gpu(0)])
+    devices.set_device(plain)
+    assert rules() == (False, False)
+    model = {LABEL_GPU_VENDOR: "nvidia", LABEL_GPU_MODEL: "H100"}
+    tables.upsert_node(make_node("n1", labels=model))
+    assert rules() == (True, False)
+    tables.upsert_node(make_node("n1", labels=model | {LABEL_GPU_PARTITION_POLICY: "Honor"}))
+    assert rules() == (True, True)
+    unreadable = {ANNOTATION_GPU_PARTITIONS: "[1"}
+    devices.set_device(a_device_object("n1", [a_gpu(0)], annotations=unreadable))
+    assert rules() == (False, False)
+    devices.set_device(
+        a_device_object(
+            "n1",
+            [a_gpu(0)],
+            annotations=unreadable,
+            labels={LABEL_GPU_PARTITION_POLICY: "Honor"},
+        )
+    )
+    assert rules() == (False, True)
+    devices.set_device(plain)
+    assert rules() == (True, True)
 
 
 def test_a_bad_device_costs_itself_only() -> None:

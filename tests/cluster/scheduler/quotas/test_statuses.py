@@ -374,3 +374,16 @@ def test_a_built_in_name_in_another_namespace_is_no_built_in_quota() -> None:
         "koordinator-system/koordinator-system-quota",
     ]
     assert sorted(requests.patched) == ["koordinator-system/koordinator-default-quota", "team/a"]
+
+
+def test_minimums_are_shown_as_they_count_now() -> None:
+    for scale, expected in ((True, {"cpu": 5000}), (False, {"cpu": 20000})):
+        bed = Bed("10", sharing=Sharing(scale=scale))
+        for name in ("a", "b"):
+            bed.quota(name, {"cpu": "20"}, {"cpu": "30"})
+        assert _figures(bed).scaled_least == expected
+    # The default quota divides nothing with others.
+    bed = Bed("10")
+    built_in = {"namespace": "koordinator-system"}
+    assert not bed.quota("koordinator-default-quota", {"cpu": "20"}, {"cpu": "30"}, **built_in)
+    assert _figures(bed, "koordinator-default-quota").scaled_least == {"cpu": 20000}

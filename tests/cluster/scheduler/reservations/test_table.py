@@ -306,3 +306,21 @@ def test_many_reservations_grow_the_table() -> None:
     for number in range(50):
         tables.reservations.delete(f"uid-r{number}")
     assert len(tables.reservations.matched(owner)) == 0
+
+
+def test_a_reservation_that_moves_to_another_node_is_found_there_alone() -> None:
+    tables, shapes = Tables(), Shapes()
+    for node in ("n0", "n1"):
+        tables.upsert_node(make_node(node))
+    table = tables.reservations
+    for name in ("c", "a", "b"):
+        put(tables, shapes, make_facts(name), "n0", {"cpu": "8"})
+    slots = {name: table.slot(f"uid-{name}") for name in "abc"}
+    # In the order of their slots, however they came to the node.
+    assert list(table.slots_on(0)) == sorted(table.slots_on(0))
+    put(tables, shapes, make_facts("c"), "n1", {"cpu": "8"})
+    assert set(table.slots_on(0)) == {slots["a"], slots["b"]}
+    assert list(table.slots_on(1)) == [slots["c"]]
+    put(tables, shapes, make_facts("c"), "n0", {"cpu": "8"})
+    assert list(table.slots_on(0)) == sorted(slots.values())
+    assert table.rows() == {0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -363,3 +364,41 @@ def test_taints_that_no_node_has_any_more_do_not_pile_up() -> None:
     assert counts.tolist() == [1, 0, 1]
     assert {taint.key for taints in looked_at for taint in taints} == {"kept", "at-299"}
     assert int(tables.nodes.taint_set.max()) < 100
+
+
+def test_a_node_without_pods_takes_none() -> None:
+    nodes = Tables().nodes
+    plain = make_node("n")
+    amounts = {name: each for name, each in plain.status.allocatable.items() if name != PODS}
+    status = msgspec.structs.replace(plain.status, allocatable=amounts)
+    row = nodes.upsert(msgspec.structs.replace(plain, status=status))
+    assert nodes.allowed_pods[row] == 0
+    nodes.upsert(plain)
+    assert nodes.allowed_pods[row] == 110
+
+
+@pytest.mark.parametrize("with_terminating", [True, False])
+def test_a_counter_follows_pods_that_begin_to_be_deleted_if_it_counts_them(
+    with_terminating: bool,
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    shape = shapes.of(make_pod("p"))
+    pods = [Booking(f"default/p{at}", f"p{at}", shape, "n") for at in range(3)]
+    tables.place(pods[0])
+    tables.place(replace(pods[1], terminating=True))
+    counter = tables.matches.counter("all", lambda _: 2, with_terminating=with_terminating)
+    ended = 2 if with_terminating else 0
+
+    def counted() -> int:
+        return int(counter.column(1)[0])
+
+    assert counted() == 2 + ended
+    tables.place(pods[2])
+    assert counted() == 4 + ended
+    tables.place(replace(pods[2], terminating=True))
+    assert counted() == 2 + 2 * ended
+    tables.remove("p1")
+    assert counted() == 2 + ended
+    tables.remove("p0")
+    assert counted() == ended
