@@ -81,3 +81,22 @@ def test_a_pod_that_joins_another_gang_leaves_its_former_one() -> None:
     assert gangs.members([one, two], Step.BOUND) == ("a",)
     gangs.leave("b")
     assert gangs.get("one") is None and list(gangs) == [two]
+
+
+def test_only_gangs_that_name_each_other_share_what_happened_once() -> None:
+    gangs = Gangs()
+    one = gangs.define(_definition("one", "two"))
+    two = gangs.define(_definition("two"))
+    assert [each.id for each in gangs.group(one)] == ["one", "two"]
+    assert list(gangs.peers(one)) == [one] and list(gangs.peers(two)) == [two]
+    assert [each.id for each in gangs.naming(two)] == ["one", "two"]
+    gangs.join("a", "one", Step.WAITING)
+    # The other gang has no pod with a node, and is waited for.
+    assert not gangs.satisfied(one) and not gangs.satisfied(two)
+    gangs.join("b", "two", Step.WAITING)
+    assert gangs.satisfied(one) and gangs.satisfied(two)
+    gangs.undefine("two")
+    gangs.leave("b")
+    assert not gangs.satisfied(one)
+    assert gangs.satisfied_once(one) and not two.once_satisfied
+    assert gangs.missing(one) == 0

@@ -27,6 +27,7 @@ from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
 from cluster.scheduler.tables.quotas.tree import Sharing
+from cluster.scheduler.tables.shapes import PodShape
 from kube.cache import Change, Event
 from kube.client import Client
 from tests.cluster.fake_api import in_virtual_time
@@ -387,3 +388,71 @@ def test_minimums_are_shown_as_they_count_now() -> None:
     built_in = {"namespace": "koordinator-system"}
     assert not bed.quota("koordinator-default-quota", {"cpu": "20"}, {"cpu": "30"}, **built_in)
     assert _figures(bed, "koordinator-default-quota").scaled_least == {"cpu": 20000}
+
+
+def test_figures_tell_a_quotas_own_pods_from_those_below_and_firm_ones_from_others() -> None:
+    bed = Bed("10", sharing=Sharing(guarantee=True))
+    bed.quota("top", {"cpu": "4"}, {"cpu": "9"}, weight={"cpu": "3"})
+    bed.quota("leaf", {"cpu": "2"}, {"cpu": "6"}, parent="top", lends=False)
+
+    def firm(quota: str, cpu: str) -> PodShape:
+        return bed.shape(quota, cpu, labels={PREFIX + "preemptible": "false"})
+
+    bed.place("1", "leaf", "3")
+    bed.want("2", "leaf", "4")
+    bed.table.place(Booking("default/3", "3", firm("leaf", "500m"), "n0"))
+    bed.table.want("4", firm("leaf", "250m"))
+    bed.table.place(Booking("default/5", "5", firm("top", "125m"), "n0"))
+
+    def cpu(amount: int) -> dict[str, int]:
+        return {"cpu": amount}
+
+    assert _figures(bed, "leaf") == QuotaFigures(
+        name="leaf",
+        parent="top",
+        is_parent=False,
+        tree="",
+        lends=False,
+        least=cpu(2000),
+        most=cpu(6000),
+        weight=cpu(6000),
+        scaled_least=cpu(2000),
+        runtime=cpu(6000),
+        request=cpu(7750),
+        child_request=cpu(7750),
+        used=cpu(3500),
+        firm_request=cpu(750),
+        firm_used=cpu(500),
+        own_request=cpu(7750),
+        own_used=cpu(3500),
+        own_firm_request=cpu(750),
+        own_firm_used=cpu(500),
+        allocated=cpu(3500),
+        guaranteed=cpu(3500),
+        unschedulable={},
+    )
+    assert _figures(bed, "top") == QuotaFigures(
+        name="top",
+        parent="koordinator-root-quota",
+        is_parent=True,
+        tree="",
+        lends=True,
+        least=cpu(4000),
+        most=cpu(9000),
+        weight=cpu(3000),
+        scaled_least=cpu(4000),
+        # The request of the quota below counts up to its maximum.
+        runtime=cpu(6125),
+        request=cpu(6125),
+        child_request=cpu(6125),
+        used=cpu(3625),
+        firm_request=cpu(875),
+        firm_used=cpu(625),
+        own_request=cpu(125),
+        own_used=cpu(125),
+        own_firm_request=cpu(125),
+        own_firm_used=cpu(125),
+        allocated=cpu(3625),
+        guaranteed=cpu(4000),
+        unschedulable={},
+    )

@@ -790,3 +790,12 @@ def test_amounts_beyond_what_is_divided_at_once_are_divided_one_by_one() -> None
     assert bed.cpus() == {"a": 50, "b": 50}
     bed.table.unwant("2")
     assert bed.cpus() == {"a": 80, "b": 0}
+
+
+def test_a_quota_that_waits_and_becomes_unreadable_does_not_come_into_force() -> None:
+    bed = Bed("100")
+    assert "parent top does not exist" in bed.quota("a", {}, {"cpu": "10"}, parent="top")
+    broken = bed.quota("a", {}, {"cpu": "-1"}, parent="top")
+    assert bed.quota("top", {}, {"cpu": "10"}) == ""
+    assert list(bed.cpus()) == ["top"]
+    assert dict(bed.table.problems()) == {"team/a": broken}

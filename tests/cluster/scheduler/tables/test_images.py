@@ -31,3 +31,10 @@ def test_images_follow_the_status_of_nodes() -> None:
     tables.upsert_node(make_node("n0"))
     tables.delete_node("n1")
     assert sizes() == {"a": {}, "b": {}, "c": {}}
+
+
+def test_images_that_a_node_lost_and_has_again_are_found() -> None:
+    tables = Tables()
+    for images in ([_image(1, "a")], [], [_image(1, "a")]):
+        tables.upsert_node(make_node("n0", images=images))
+        assert dict(tables.images.rows("a")) == ({0: 1} if images else {})
