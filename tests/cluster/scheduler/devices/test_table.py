@@ -26,6 +26,7 @@ from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.devices.making import (
     GIB,
     a_booking,
+    a_device,
     a_device_object,
     a_gpu,
     a_nic,
@@ -463,3 +464,24 @@ def test_label_sets_that_no_device_has_are_dropped() -> None:
     assert len(columns.label_sets) < 1100
     assert columns.label_sets[columns.labels[0, 0]] == {"serial": "2999"}
     assert json.dumps(columns.label_sets[0]) == "{}"
+
+
+def test_an_allocation_of_a_device_of_unknown_memory_holds_what_it_says() -> None:
+    _, devices = a_table("n1")
+    gpu_without_memory = a_device("gpu", 0, {"gpu-core": "100", "gpu-memory-ratio": "100"})
+    devices.set_device(a_device_object("n1", [gpu_without_memory, a_gpu(1)]))
+    for at, amounts, held in (
+        (0, {"gpu_memory_ratio": 100}, {RATIO: 100}),
+        (0, {"gpu_memory": 7}, {MEMORY: 7}),
+        (1, {"gpu_memory_ratio": 50}, {RATIO: 50, MEMORY: 40 * GIB}),
+        (1, {"gpu_memory": 20 * GIB}, {RATIO: 25, MEMORY: 20 * GIB}),
+        (1, {"gpu_memory": 20 * GIB, "gpu_memory_ratio": 1}, {RATIO: 1, MEMORY: 20 * GIB}),
+        (1, {"gpu_core": 0}, {}),
+        (9, {"gpu_memory_ratio": 100}, {RATIO: 100}),
+    ):
+        allocation = parsed_allocation({"gpu": [gpu(at, **amounts)]})
+        found = devices.holding(0, allocation)
+        assert {place: dict(share.amounts) for place, share in found.items()} == {("gpu", at): held}
+    # Two parts of one device are added up.
+    twice = parsed_allocation({"gpu": [gpu(1, gpu_core=20), gpu(1, gpu_core=30)]})
+    assert devices.holding(0, twice)["gpu", 1].amounts == {CORE: 50}

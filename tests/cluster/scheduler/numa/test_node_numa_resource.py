@@ -32,6 +32,7 @@ from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
+from cluster.scheduler.tables.numa.state import Status
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
@@ -760,3 +761,49 @@ def test_nodes_keep_their_columns_when_the_tables_grow() -> None:
     assert len(table.policy) > capacity
     assert columns() == before
     assert table.total["cpu"][last].tolist() == table.total["cpu"][first].tolist()
+
+
+def test_amounts_of_nothing_make_no_numa_node_shared() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    shape = cluster.shape({"cpu": "1"})
+    cluster.place(shape, "n", numa=((0, {"cpu": 1000}), (1, {"cpu": 0})))
+    statuses = {number: node.status for number, node in cluster.table.state(row).numa.items()}
+    assert statuses == {0: Status.SINGLE, 1: Status.IDLE}
+    assert cluster.table.status[row, :2].tolist() == [Status.SINGLE, Status.IDLE]
+    cluster.place(shape, "n", numa=((0, {"cpu": 500}), (1, {"cpu": 500})), uid="both")
+    statuses = {number: node.status for number, node in cluster.table.state(row).numa.items()}
+    assert statuses == {0: Status.SHARED, 1: Status.SHARED}
+    cluster.tables.remove("both")
+    assert cluster.table.status[row, :2].tolist() == [Status.SINGLE, Status.IDLE]
+
+
+def test_columns_of_a_node_that_is_gone_are_empty() -> None:
+    cluster = NumaCluster()
+    topology = make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES)
+    policy = {LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"}
+    row = cluster.add_node("n", topology, labels=policy)
+    table = cluster.table
+    assert table.any_policy and table.slots[row] == 2 and table.core_step[row] == 2
+    assert table.total["cpu"][row, :2].tolist() == [8000, 8000]
+    assert table.free_cpus[row].any() and table.managed_cpus[row].any()
+    other = cluster.add_node("other", make_topology("other", zones={0: {"cpu": "4"}}))
+    table.forget(row)
+    cluster.tables.delete_node("n")
+    assert not table.any_policy
+    assert (table.slots[row], table.core_step[row], table.cpu_ratio[row]) == (0, 0, 100)
+    assert table.policy[row] == 0
+    for column in (table.total["cpu"], table.free["cpu"], table.has["cpu"]):
+        assert not column[row].any() and column[other].any()
+    assert not table.free_cpus[row].any() and not table.managed_cpus[row].any()
+    # A resource that no node has any more has no columns.
+    assert set(table.total) == set(table.free) == set(table.has) == {"cpu"}
+
+
+def test_a_node_that_loses_its_policy_asks_nothing_of_pods() -> None:
+    cluster = NumaCluster()
+    topology = make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES)
+    for policy, asks in (("SingleNUMANode", True), ("", False), ("Restricted", True)):
+        labels = {LABEL_NUMA_TOPOLOGY_POLICY: policy} if policy else {}
+        cluster.add_node("n", topology, labels=labels)
+        assert cluster.table.any_policy == asks

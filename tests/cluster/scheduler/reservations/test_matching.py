@@ -166,6 +166,21 @@ def _terms(*terms: dict[str, Any]) -> dict[str, Any]:
             {},
             Match.YES,
         ),
+        *(
+            (
+                _terms({"matchFields": [{"key": key, "operator": operator, "values": values}]}),
+                {},
+                to,
+            )
+            for key, operator, values, to in (
+                ("metadata.name", "In", ["other"], Match.AFFINITY),
+                ("metadata.name", "NotIn", ["other"], Match.YES),
+                ("metadata.name", "NotIn", ["r"], Match.AFFINITY),
+                ("metadata.name", "Exists", [], Match.AFFINITY),
+                ("metadata.uid", "In", ["r"], Match.AFFINITY),
+                ("metadata.uid", "NotIn", ["other"], Match.AFFINITY),
+            )
+        ),
         (
             _terms({"matchExpressions": [{"key": "rank", "operator": "Gt", "values": ["3"]}]}),
             {"labels": {"rank": "4"}},

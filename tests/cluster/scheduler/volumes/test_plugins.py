@@ -638,3 +638,21 @@ def test_a_volume_that_becomes_another_kind_is_found_as_that() -> None:
     assert cluster.feasible(pod_with("p", "c")) == {"n1"}
     cluster.volume("v", modes=("ReadWriteMany",), terms=on(HOST, "n1"), volumeMode="Block")
     assert cluster.feasible(pod_with("p", "c")) == set()
+
+
+def test_a_volume_that_moves_to_another_class_is_found_there_alone() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    for name in ("v", "w"):
+        cluster.volume(name)
+
+    def names(class_name: str) -> list[str]:
+        return [each.name for each in volumes.candidates(class_name).volumes]
+
+    assert (names("wait"), names("made")) == (["v", "w"], [])
+    cluster.volume("v", class_name="made")
+    assert (names("wait"), names("made")) == (["w"], ["v"])
+    cluster.volume("v", class_name="made", labels={"a": "b"})
+    assert (names("wait"), names("made")) == (["w"], ["v"])
+    volumes.delete_volume("v")
+    assert (names("wait"), names("made")) == (["w"], [])
