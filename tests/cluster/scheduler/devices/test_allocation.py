@@ -590,3 +590,29 @@ def test_fullness_is_a_weighted_mean(most: bool, requested: int, expected: int) 
     scoring = Scoring(weights={"r": 3, "m": 1, "absent": 9}, most=most)
     total, free = {"r": 100, "m": 100}, {"r": 50, "m": 80}
     assert fullness(total, free, {"r": requested}, scoring) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model", "known"),
+    [
+        ("nvidia", "H100", True),
+        ("", "H100", True),
+        ("nvidia", "H100-80GB-HBM3", True),
+        ("nvidia", "H800", True),
+        ("nvidia", "H20", True),
+        ("nvidia", "A100", False),
+        ("huawei", "H100", False),
+    ],
+)
+def test_eight_linked_gpus_are_divided_in_halves_quarters_and_ones(
+    vendor: str, model: str, known: bool
+) -> None:
+    table = built_in_partitions(vendor, model)
+    assert (table is not None) == known
+    for size, groups in (table or {}).items():
+        # All are equally good.
+        (group,) = groups
+        assert [each.minors for each in group] == [
+            tuple(range(at, at + size)) for at in range(0, 8, size)
+        ]
+    assert list(table or ()) == ([1, 2, 4, 8] if known else [])

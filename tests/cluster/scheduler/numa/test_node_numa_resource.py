@@ -807,3 +807,12 @@ def test_a_node_that_loses_its_policy_asks_nothing_of_pods() -> None:
         labels = {LABEL_NUMA_TOPOLOGY_POLICY: policy} if policy else {}
         cluster.add_node("n", topology, labels=labels)
         assert cluster.table.any_policy == asks
+
+
+def test_nothing_is_free_where_pods_have_more_than_there_is() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", zones=SMALL_ZONES))
+    cluster.place(cluster.shape({"cpu": "9"}), "n", numa=((0, {"cpu": 9000}),))
+    free = cluster.table.state(row).numa
+    assert (free[0].free["cpu"], free[1].free["cpu"]) == (0, 8000)
+    assert cluster.table.free["cpu"][row, :2].tolist() == [0, 8000]

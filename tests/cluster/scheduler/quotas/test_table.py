@@ -799,3 +799,38 @@ def test_a_quota_that_waits_and_becomes_unreadable_does_not_come_into_force() ->
     assert bed.quota("top", {}, {"cpu": "10"}) == ""
     assert list(bed.cpus()) == ["top"]
     assert dict(bed.table.problems()) == {"team/a": broken}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "expected"),
+    [
+        ({}, {}, {"root": 30, "a": 30, "b": 70}),
+        ({"ignore-default-tree": "true"}, {}, {"root": 30, "a": 30, "b": 100}),
+        ({}, {"total-resource": '{"cpu":"40"}'}, {"root": 40, "a": 40, "b": 60}),
+        ({"is-root": "false"}, {}, {"root": 0, "a": 0, "b": 100}),
+    ],
+)
+def test_an_edited_root_of_a_tree_takes_other_amounts_out_of_the_default_tree(
+    labels: dict[str, str], annotations: dict[str, str], expected: dict[str, float]
+) -> None:
+    root = {"tree-id": "t", "is-root": "true", "is-parent": "true"}
+    total = {"total-resource": '{"cpu":"30"}'}
+    bed = Bed("100", several_trees=True)
+    bed.quota("root", {}, {"cpu": "1000"}, labels=root, annotations=total)
+    bed.quota("a", {}, {"cpu": "1000"}, parent="root", labels={"tree-id": "t"})
+    bed.quota("b", {}, {"cpu": "1000"})
+    bed.want("1", "a", "1000")
+    bed.want("2", "b", "1000")
+    assert bed.cpus() == {"root": 30, "a": 30, "b": 70}
+    edited = {"labels": root | labels, "annotations": total | annotations}
+    assert not bed.quota("root", {}, {"cpu": "1000"}, **edited)
+    assert bed.cpus() == expected
+
+
+def test_a_tree_has_nothing_of_what_no_node_has() -> None:
+    bed = Bed("100")
+    bed.quota("a", {}, {"example.com/x": "5"})
+    top = bed.table.top("")
+    assert top is not None
+    assert (top.runtime("example.com/x"), top.runtime("cpu")) == (0, 100_000)
+    assert bed.table.total_names == ["cpu", "memory", "pods"]

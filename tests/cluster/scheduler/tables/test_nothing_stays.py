@@ -124,6 +124,10 @@ class _Cluster:
 
     def live(self, life: str) -> None:
         """Make objects whose names have the suffix `life`, and delete them again."""
+        self._end(life, self.begin(life))
+
+    def begin(self, life: str) -> Booking:
+        """Make the objects; return the booking of the pod."""
         node, pod, reservation = f"node-{life}", f"pod-{life}", f"r-{life}"
         self.add_node(node, life)
         self._add_volumes(life)
@@ -138,17 +142,20 @@ class _Cluster:
         self._schedule(booking)
         self.budgets.spend(booking)
         self.tables.place(booking)
+        return booking
+
+    def _end(self, life: str, booking: Booking) -> None:
         self.budgets.delete("default", f"b-{life}")
         self.tables.remove(booking.uid)
         self._quota_table.unwant(booking.uid)
         self.gangs.leave(booking.uid)
         self.gangs.undefine(f"default/gang-{life}")
-        self.tables.reservations.delete(facts.uid)
+        self.tables.reservations.delete(f"uid-r-{life}")
         self.tables.namespaces.delete(f"ns-{life}")
         for name in ("low", "top"):
             self._quota_table.delete_quota(f"team/{name}-{life}")
         self._delete_volumes(life)
-        self._delete_node(node)
+        self._delete_node(f"node-{life}")
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -341,7 +348,7 @@ def test_columns_hold_integers_and_truth_values() -> None:
     for number in range(100):
         cluster.add_node(f"node-{number}", "b")
         cluster.tables.reservations.upsert(make_facts(f"r{number}"))
-    cluster.live("c")
+    cluster.begin("c")
     kinds = {
         at: column.dtype.kind
         for at, column in _reached(*cluster.roots())

@@ -656,3 +656,8 @@ def test_a_volume_that_moves_to_another_class_is_found_there_alone() -> None:
     assert (names("wait"), names("made")) == (["w"], ["v"])
     volumes.delete_volume("v")
     assert (names("wait"), names("made")) == (["w"], [])
+    # One that grows is no longer the smallest that fits.
+    cluster.volume("x", size="2Gi")
+    assert names("wait") == ["w", "x"]
+    cluster.volume("w", size="3Gi")
+    assert names("wait") == ["x", "w"]
