@@ -40,7 +40,7 @@ from apis.keys import (
     RDMA,
 )
 from apis.meta import LabelSelector, LabelSelectorRequirement, selector_problem
-from apis.quantity import Quantity
+from apis.quantity import ZERO, Quantity
 from cluster.scheduler.tables.amounts import Amounts, amount_of
 from cluster.scheduler.tables.shapes import PodShape
 
@@ -292,7 +292,7 @@ def _read(decoder: msgspec.json.Decoder[T], annotations: Mapping[str, str], key:
     text = annotations.get(key, "")
     if not text.strip():
         return None
-    return decode_optional_field(decoder, text, obj="Pod", field=annotation_field(key))
+    return decode_optional_field(decoder, text, obj="", field=annotation_field(key))
 
 
 def _invalid_annotation(key: str, member: str, value: object, problem: str) -> BadDeviceRequest:
@@ -322,11 +322,9 @@ def _selector(read: _Selector | None, member: str) -> LabelSelector | None:
 def _partition_request(read: _Partition) -> PartitionRequest:
     key = ANNOTATION_GPU_PARTITION_SPEC
     policy = _member(key, "allocatePolicy", read.allocate_policy or "BestEffort", PartitionPolicy)
-    bandwidth = 0
-    if read.ring_bus_bandwidth is not None:
-        bandwidth = amount_of(GPU_MEMORY, read.ring_bus_bandwidth)
     return PartitionRequest(
-        restricted=policy is PartitionPolicy.RESTRICTED, bandwidth=max(0, bandwidth)
+        restricted=policy is PartitionPolicy.RESTRICTED,
+        bandwidth=max(0, amount_of(GPU_MEMORY, read.ring_bus_bandwidth or ZERO)),
     )
 
 

@@ -14,6 +14,7 @@ from cluster.scheduler.tables.gang_definitions import (
     GangDefinition,
     GangMode,
     GangName,
+    Read,
     gang_from_pod,
     gang_from_pod_group,
     gang_name,
@@ -215,3 +216,10 @@ def test_a_bad_network_annotation_costs_the_gathering_alone_and_only_where_gangs
     assert [error.field for error in read.errors] == [
         f'metadata.annotations["{PREFIX}network-topology-spec"]'
     ]
+
+
+def test_a_pod_without_a_gang_of_its_own_definition_defines_none() -> None:
+    nothing = Read(None, ())
+    assert gang_from_pod(meta(min_available="3"), DEFAULTS) == nothing
+    grouped = meta({POD_GROUP: "c"}, name="a", min_available="3")
+    assert gang_from_pod(grouped, DEFAULTS) == nothing
