@@ -37,9 +37,9 @@ def test_a_whole_report() -> None:
                 "systemUsage": _usage("1"),
                 "aggregatedNodeUsages": [
                     {"duration": "5m", "usage": {"p95": _usage("5"), "p50": _usage("3")}},
-                    {"duration": "1h", "usage": {"p95": _usage("7"), "p50": {}}},
+                    {"duration": "1h", "usage": {"p50": {}, "p95": _usage("7")}},
                     {"duration": "10m", "usage": {"p95": _usage("6")}},
-                    {"duration": "soon", "usage": {"avg": _usage("2")}},
+                    {"duration": "soon", "usage": {"avg": _usage("2"), "p95": _usage("1")}},
                 ],
             },
             "podsMetric": [

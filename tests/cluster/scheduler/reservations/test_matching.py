@@ -295,3 +295,16 @@ def test_matches_follow_labels_of_nodes() -> None:
     assert len(tables.reservations.matched(pod)) == 1
     tables.upsert_node(make_node("n"))
     assert len(tables.reservations.matched(pod)) == 0
+
+
+def test_one_of_several_owners_of_a_pod_is_enough() -> None:
+    other = {"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o-1"}
+    metadata = {"name": "p", "namespace": "default", "ownerReferences": [other, _CONTROLLER]}
+    pod = {"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}
+    shape = Shapes().of(decode_scheduling_pod(json.dumps(pod).encode()))
+    for name, expected in (("rs", Match.YES), ("o", Match.YES), ("x", Match.OWNER)):
+        wanted = {"apiVersion": "", "kind": "", "name": name, "uid": ""}
+        facts = make_facts("r", owners=({"controller": wanted},))
+        assert match(shape, facts, {}) is expected
+        anyone = make_facts("r", owners=({"controller": wanted}, {"labelSelector": {}}))
+        assert match(shape, anyone, {}) is Match.YES
