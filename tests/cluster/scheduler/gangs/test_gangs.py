@@ -100,3 +100,18 @@ def test_only_gangs_that_name_each_other_share_what_happened_once() -> None:
     assert not gangs.satisfied(one)
     assert gangs.satisfied_once(one) and not two.once_satisfied
     assert gangs.missing(one) == 0
+
+
+def test_members_that_are_missing_are_counted_until_there_are_enough() -> None:
+    gangs = Gangs()
+    gang = gangs.define(_definition("one", minimum=2))
+    assert gangs.missing(gang) == 2
+    for uid, missing in (("a", 1), ("b", 0), ("c", 0)):
+        gangs.join(uid, "one", Step.WAITING)
+        assert gangs.missing(gang) == missing
+    gangs.move("a", Step.PENDING)
+    gangs.move("b", Step.TRIED)
+    assert gangs.missing(gang) == 1 and not gangs.satisfied(gang)
+    assert gang.count(Step.PENDING, Step.TRIED) == 2 and len(gang) == 3
+    gangs.undefine("one")
+    assert gangs.missing(gang) == 0 and not gang.complete

@@ -11,6 +11,7 @@ from apis.decode import json_decoder
 from apis.meta import LabelSelector
 from apis.storage import StorageClass, decode_claim, decode_volume
 from cluster.scheduler.tables.volumes.objects import (
+    ZONE_LABELS,
     Attached,
     Claim,
     Class,
@@ -213,3 +214,22 @@ def test_a_volume_of_another_provisioner_is_known_by_its_claim() -> None:
 def test_classes(fields: dict[str, Any], expected: Class) -> None:
     made = {"metadata": {"name": "k"}, **fields}
     assert class_of(_decode_class(msgspec.json.encode(made))) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "zones"),
+    [
+        ("failure-domain.beta.kubernetes.io/zone", frozenset({"a", "b"})),
+        ("failure-domain.beta.kubernetes.io/region", frozenset({"a", "b"})),
+        ("topology.kubernetes.io/zone", frozenset({"a", "b"})),
+        ("topology.kubernetes.io/region", frozenset({"a", "b"})),
+        ("zone", None),
+    ],
+)
+def test_labels_of_volumes_that_say_where_their_nodes_are(
+    label: str, zones: frozenset[str] | None
+) -> None:
+    volume = _volume({}, metadata={"labels": {label: "a__b"}})
+    assert dict(volume.zones) == ({} if zones is None else {label: zones})
+    kind = label.rpartition("/")[2]
+    assert ZONE_LABELS.get(label) == (None if zones is None else f"topology.kubernetes.io/{kind}")
