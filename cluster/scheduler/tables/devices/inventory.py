@@ -164,7 +164,7 @@ def _problem(info: DeviceInfo, known: Mapping[int, DeviceUnit]) -> tuple[str, ob
         return "", info.type, f"more than {MOST_DEVICES} devices of one type"
     for name, quantity in info.resources.items():
         if quantity.nano < 0:
-            return f".resources.{name}", quantity, "must not be negative"
+            return f".resources.{name}", str(quantity), "must not be negative"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,14 @@ from apis.quantity import parse_quantity
 from cluster.scheduler.exact.devices.allocate import allocate
 from cluster.scheduler.exact.devices.failures import Failure
 from cluster.scheduler.tables.devices.columns import NO_SEGMENT
+from cluster.scheduler.tables.devices.inventory import (
+    DeviceUnit,
+    FunctionGroup,
+    NodeInventory,
+    device_amounts,
+    read_inventory,
+    without_health,
+)
 from cluster.scheduler.tables.devices.request import DeviceRequest, device_request
 from cluster.scheduler.tables.devices.table import NO_SLOT, DeviceTable
 from cluster.scheduler.tables.tables import Tables
@@ -485,3 +494,99 @@ def test_an_allocation_of_a_device_of_unknown_memory_holds_what_it_says() -> Non
     # Two parts of one device are added up.
     twice = parsed_allocation({"gpu": [gpu(1, gpu_core=20), gpu(1, gpu_core=30)]})
     assert devices.holding(0, twice)["gpu", 1].amounts == {CORE: 50}
+
+
+def test_a_device_object_as_a_whole() -> None:
+    inventory, errors = read_inventory(
+        a_device_object(
+            "n1",
+            [
+                a_gpu(1, at=(1, "B"), labels={"model": "x"}),
+                a_gpu(0, health=False),
+                a_nic(3, at=(0, ""), functions=["3.1", "3.0"]),
+                {"type": "tpu", "minor": 0, "health": True},
+            ],
+            labels={
+                LABEL_GPU_VENDOR: "nvidia",
+                LABEL_GPU_MODEL: "H100",
+                LABEL_GPU_PARTITION_POLICY: "Honor",
+            },
+        )
+    )
+    assert errors == ()
+    assert inventory == NodeInventory(
+        units={
+            "gpu": (
+                DeviceUnit(
+                    type="gpu",
+                    minor=0,
+                    id="GPU-0",
+                    healthy=False,
+                    total={},
+                    has_topology=False,
+                    numa=-1,
+                    pcie="",
+                    labels={},
+                    function_groups=(),
+                ),
+                DeviceUnit(
+                    type="gpu",
+                    minor=1,
+                    id="GPU-1",
+                    healthy=True,
+                    total={CORE: 100, MEMORY: 80 * GIB, RATIO: 100},
+                    has_topology=True,
+                    numa=1,
+                    pcie="B",
+                    labels={"model": "x"},
+                    function_groups=(),
+                ),
+            ),
+            "rdma": (
+                DeviceUnit(
+                    type="rdma",
+                    minor=3,
+                    id="mlx-3",
+                    healthy=True,
+                    total={full("rdma"): 100},
+                    has_topology=True,
+                    numa=0,
+                    pcie="",
+                    labels={},
+                    function_groups=(FunctionGroup({"type": "fast"}, (("3.0", -1), ("3.1", -1))),),
+                ),
+            ),
+        },
+        vendor="nvidia",
+        model="H100",
+        partitions=None,
+        partitions_unreadable=False,
+        partition_policy="Honor",
+    )
+    (gpu_0, gpu_1), (nic,) = inventory.units["gpu"], inventory.units["rdma"]
+    assert (gpu_0.switch, gpu_1.switch, nic.switch) == (None, (1, "B"), None)
+    assert nic.functions == {"3.0", "3.1"}
+    gone = without_health(inventory)
+    assert not any(unit.healthy or unit.total for units in gone.units.values() for unit in units)
+    assert replace(gone, units=inventory.units) == inventory
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ({"type": "gpu", "health": True}, ".minor = '(absent)': a device needs a minor number"),
+        (a_gpu(-1), ".minor = '-1': must not be negative"),
+        (a_gpu(0), ".minor = '0': another gpu device has this minor number"),
+        (a_gpu(1, memory="-1Gi"), f".resources.{MEMORY} = '-1Gi': must not be negative"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_named(device: dict[str, Any], message: str) -> None:
+    _, errors = read_inventory(a_device_object("n1", [a_gpu(0), device]))
+    assert [str(error) for error in errors] == [f"Device n1: spec.devices[1]{message}"]
+
+
+def test_an_old_name_of_an_amount_counts_where_the_present_one_is_absent() -> None:
+    old = "kubernetes.io/gpu-memory-ratio"
+    both = device_amounts({old: parse_quantity("5"), RATIO: parse_quantity("7")})
+    assert both == {RATIO: 7}
+    assert device_amounts({old: parse_quantity("5")}) == {RATIO: 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -324,3 +325,22 @@ def test_a_reservation_that_moves_to_another_node_is_found_there_alone() -> None
     put(tables, shapes, make_facts("c"), "n0", {"cpu": "8"})
     assert list(table.slots_on(0)) == sorted(slots.values())
     assert table.rows() == {0}
+
+
+def test_a_reservation_is_found_by_the_name_that_it_has_now() -> None:
+    tables = Tables()
+    table = tables.reservations
+    first = make_facts("a")
+    table.upsert(first)
+    renamed = replace(first, name="b")
+    table.upsert(renamed)
+    assert table.by_name("a") is None and table.by_name("b") == renamed
+    # Another one of the name takes it over, and keeps it when the former one goes.
+    again = replace(make_facts("c"), name="b")
+    table.upsert(again)
+    table.delete(first.uid)
+    assert table.by_name("b") == again
+    assert list(table) == [again] and len(table) == 1
+    table.delete(again.uid)
+    table.delete(again.uid)
+    assert table.by_name("b") is None and list(table) == []
