@@ -263,7 +263,7 @@ class _Cluster:
                 {
                     "name": "c",
                     "resources": {"requests": {"cpu": "1"}},
-                    "ports": [{"containerPort": 80, "hostPort": 80}],
+                    "ports": [{"containerPort": 80, "hostPort": 80 + ord(life)}],
                 }
             ],
             affinity={

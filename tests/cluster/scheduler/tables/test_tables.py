@@ -364,6 +364,13 @@ def test_taints_that_no_node_has_any_more_do_not_pile_up() -> None:
     assert counts.tolist() == [1, 0, 1]
     assert {taint.key for taints in looked_at for taint in taints} == {"kept", "at-299"}
     assert int(tables.nodes.taint_set.max()) < 100
+    # Those that stayed keep one number for all nodes with them.
+    for name in ("kept", "kept too"):
+        tables.upsert_node(make_node(name, taints=[{"key": "kept", "effect": "NoSchedule"}]))
+    numbers = tables.nodes.taint_set[:4].tolist()
+    assert numbers[0] == numbers[3] and len(set(numbers)) == 3
+    assert [taint.key for taint in tables.nodes.taints(numbers[0])] == ["kept"]
+    assert tables.nodes.has_taints
 
 
 def test_a_node_without_pods_takes_none() -> None:
