@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_unhealthy_and_deselected_gpus_are_not_given() -> None:
 
 def test_pods_without_a_known_device_keep_devices_free() -> None:
     devices = node_devices(EIGHT)
-    shy = type(devices)(states=devices.states, unattributed={"gpu": 3})
+    shy = replace(devices, unattributed={"gpu": 3})
     assert minors(allocate(shy, a_request({"nvidia.com/gpu": 5}))) == [0, 1, 2, 3, 4]
     assert isinstance(allocate(shy, a_request({"nvidia.com/gpu": 6})), Failure)
 
@@ -469,7 +470,7 @@ def test_functions_are_not_what_is_short_where_an_unknown_pod_has_the_device() -
     devices = node_devices([a_nic(0)])
     request = a_request({"rdma": 1}, hint={"rdma": {"vfSelector": {}}})
     assert allocate(devices, request) == failures.NO_FUNCTIONS["rdma"]
-    shy = type(devices)(states=devices.states, unattributed={"rdma": 1})
+    shy = replace(devices, unattributed={"rdma": 1})
     assert allocate(shy, request) == failures.INSUFFICIENT["rdma"]
 
 

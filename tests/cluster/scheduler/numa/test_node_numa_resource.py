@@ -32,7 +32,7 @@ from cluster.scheduler.plugins.numa.node_numa_resource import NodeNUMAResource
 from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
-from cluster.scheduler.tables.numa.state import Status
+from cluster.scheduler.tables.numa.state import Status, narrowed
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
@@ -816,3 +816,29 @@ def test_nothing_is_free_where_pods_have_more_than_there_is() -> None:
     free = cluster.table.state(row).numa
     assert (free[0].free["cpu"], free[1].free["cpu"]) == (0, 8000)
     assert cluster.table.free["cpu"][row, :2].tolist() == [0, 8000]
+
+
+def test_a_narrowed_state_has_nothing_free_but_what_is_given() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    state = replace(cluster.table.state(row), preferred=CpuSet.parse("0-3").mask)
+    given = ((0, {"cpu": 1000, "memory": 2**30}),)
+    narrow = narrowed(state, CpuSet.parse("2-5").mask, given)
+    assert str(CpuSet.of_mask(narrow.free)) == "2-5"
+    assert str(CpuSet.of_mask(narrow.preferred)) == "2-3"
+    # Amounts of cpu are not compared, and a NUMA node that is not given has nothing.
+    free = {number: dict(node.free) for number, node in narrow.numa.items()}
+    assert free == {0: {"cpu": 8000, "memory": 2**30}, 1: {}}
+    assert narrow.numa[0].total == state.numa[0].total
+    large = narrowed(state, 0, ((1, {"memory": 2**50}),))
+    assert (large.free, dict(large.numa[1].free)) == (0, {"memory": 32 * 2**30})
+
+
+def test_statuses_of_numa_nodes_go_with_their_node() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    cluster.place(cluster.shape({"cpu": "1"}), "n", numa=((1, {"cpu": 1000}),), uid="p")
+    assert cluster.table.status[row, :2].tolist() == [Status.IDLE, Status.SINGLE]
+    cluster.tables.delete_node("n")
+    cluster.table.forget(row)
+    assert not cluster.table.status[row].any()

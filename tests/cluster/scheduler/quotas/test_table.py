@@ -834,3 +834,16 @@ def test_a_tree_has_nothing_of_what_no_node_has() -> None:
     assert top is not None
     assert (top.runtime("example.com/x"), top.runtime("cpu")) == (0, 100_000)
     assert bed.table.total_names == ["cpu", "memory", "pods"]
+
+
+def test_a_division_follows_what_becomes_guaranteed_after_it() -> None:
+    bed = Bed("100", sharing=Sharing(guarantee=True))
+    for name in ("a", "b"):
+        bed.quota(name, {}, {"cpu": "100"})
+    bed.want("1", "a", "100")
+    bed.want("2", "b", "100")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    booking = bed.place("3", "a", "80")
+    assert bed.cpus() == {"a": 90, "b": 10}
+    bed.table.remove(booking)
+    assert bed.cpus() == {"a": 50, "b": 50}

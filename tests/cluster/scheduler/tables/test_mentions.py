@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from apis.scheduling import ReservationOwner
+from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.matching import MatchTable
 from cluster.scheduler.tables.mentions import (
     EVERY_NAMESPACE,
     OWNERS,
@@ -135,3 +137,30 @@ def test_the_version_grows_when_something_begins_or_ceases_to_be_mentioned() -> 
     assert mentions.version == first and mentions.now == {label("a")}
     mentions.remove([label("a")])
     assert mentions.version > first and mentions.now == frozenset()
+
+
+def test_pods_on_nodes_mention_others_as_long_as_there_are_any() -> None:
+    mentions = Mentions()
+    table = MatchTable(mentions)
+    shape = Shapes().of(
+        make_pod(
+            "p",
+            affinity={
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_term("a")]}
+            },
+        )
+    )
+    pods = [Booking(f"default/p{number}", f"p{number}", shape, "n") for number in range(2)]
+    versions = [table.affinity_version]
+    for pod in pods:
+        table.place(pod, 0)
+        assert mentions.now == {label("a"), namespace("default")}
+        assert list(table.shapes_with_affinity()) == list(table.shapes()) == [shape]
+    versions.append(table.affinity_version)
+    table.remove(pods[0], 0)
+    assert mentions.now and list(table.rows_of(shape)) == [0]
+    table.remove(pods[1], 0)
+    versions.append(table.affinity_version)
+    assert not mentions.now and not list(table.shapes()) and not list(table.rows_of(shape))
+    assert not list(table.shapes_with_affinity())
+    assert versions[0] < versions[1] < versions[2]

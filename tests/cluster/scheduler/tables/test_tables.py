@@ -20,6 +20,7 @@ from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.occupants import NOBODY
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
+from cluster.scheduler.tables.use import NO_USE, Use
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.reservations.making import make_facts
 
@@ -409,3 +410,27 @@ def test_a_counter_follows_pods_that_begin_to_be_deleted_if_it_counts_them(
     assert counted() == 2 + ended
     tables.remove("p0")
     assert counted() == ended
+
+
+def test_what_reservations_take_counts_in_amounts_scores_and_pods() -> None:
+    nodes = Tables().nodes
+    row = nodes.upsert(make_node("n"))
+    use = Use({"cpu": 1500, "memory": 7}, cpu=1500, memory=9, pods=2)
+    for sign in (use, NO_USE - use):
+        version = nodes.version
+        nodes.add_use(row, sign)
+        assert nodes.version > version
+        taken = sign is use
+        assert nodes.resources.amounts(nodes.requested[row]) == (use.amounts if taken else {})
+        assert nodes.scored[row].tolist() == ([1500, 9] if taken else [0, 0])
+        assert nodes.pods[row] == (2 if taken else 0)
+
+
+def test_the_content_of_a_row_is_new_with_each_change_until_it_is_restored() -> None:
+    nodes = Tables().nodes
+    row = nodes.upsert(make_node("n"))
+    content = int(nodes.content[row])
+    nodes.touch(row)
+    assert nodes.content[row] > content
+    nodes.restore_content(row, content)
+    assert nodes.content[row] == content and nodes.row_version[row] == nodes.version
