@@ -272,7 +272,7 @@ class DeviceTable:
         for (type_, minor), share in holding.items():
             for index, unit in enumerate(inventory.units.get(type_, ())):
                 if unit.minor == minor:
-                    functions = len(share.functions & unit.functions)
+                    functions = len(share.functions & unit.functions) if share.functions else 0
                     columns = self.columns[type_]
                     columns.count(node.slot, index, share.amounts, functions, sign)
 
