@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from apis.meta import LabelSelector
 from apis.scheduling import ReservationOwner
 from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.matching import MatchTable
@@ -108,6 +109,14 @@ def test_a_pod_mentions_what_is_counted_for_it(
     spec: dict[str, Any], mentioned: set[Mention]
 ) -> None:
     assert mentioned_by_pod(Shapes().of(make_pod("p", **spec))) == mentioned
+
+
+def test_a_pod_mentions_what_it_is_spread_by_without_constraints_of_its_own() -> None:
+    selector = LabelSelector(match_labels={"app": "a"})
+    shape = Shapes().of(make_pod("p"), spread_by=selector)
+    assert mentioned_by_pod(shape) == {label("app"), namespace("default")}
+    everything = Shapes().of(make_pod("p"), spread_by=LabelSelector())
+    assert mentioned_by_pod(everything) == {namespace("default")}
 
 
 @pytest.mark.parametrize(

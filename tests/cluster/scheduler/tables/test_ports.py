@@ -54,6 +54,7 @@ def test_a_port_is_in_use_until_the_last_pod_with_it_is_gone() -> None:
     assert table.conflicts(wanted, 0)
     table.remove(any_address, 0)
     assert not table.conflicts(wanted, 0) and table.conflicts(wanted, 1)
+    assert list(table.rows_in_conflict("TCP", 80, "")) == [1]
 
 
 def test_ports_of_pods_that_count_as_gone_are_free_unless_others_have_them_too() -> None:
