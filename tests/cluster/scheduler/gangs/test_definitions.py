@@ -223,3 +223,9 @@ def test_a_pod_without_a_gang_of_its_own_definition_defines_none() -> None:
     assert gang_from_pod(meta(min_available="3"), DEFAULTS) == nothing
     grouped = meta({POD_GROUP: "c"}, name="a", min_available="3")
     assert gang_from_pod(grouped, DEFAULTS) == nothing
+
+
+def test_a_pod_group_may_ask_for_no_pod() -> None:
+    read = gang_from_pod_group(group(0), DEFAULTS)
+    assert read.errors == ()
+    assert read.definition is not None and read.definition.min_member == 0

@@ -33,9 +33,13 @@ def test_each_of_two_budgets_counts() -> None:
     budgets = DisruptionBudgets()
     budgets.set(_budget("one", "a", 1))
     budgets.set(_budget("two", "a", 0))
-    assert budgets.violating([_booking("p0", "a")]) == {"p0"}
+    pod = _booking("p0", "a")
+    assert budgets.violating([pod]) == {"p0"}
+    assert {budget.name for budget in budgets.of(pod.shape)} == {"one", "two"}
     budgets.delete("default", "two")
-    assert budgets.violating([_booking("p0", "a")]) == frozenset()
+    budgets.delete("default", "two")
+    assert budgets.violating([pod]) == frozenset()
+    assert {budget.name for budget in budgets.of(pod.shape)} == {"one"}
 
 
 def test_pods_that_count_as_disrupted_use_up_nothing() -> None:
