@@ -590,3 +590,65 @@ def test_an_old_name_of_an_amount_counts_where_the_present_one_is_absent() -> No
     both = device_amounts({old: parse_quantity("5"), RATIO: parse_quantity("7")})
     assert both == {RATIO: 7}
     assert device_amounts({old: parse_quantity("5")}) == {RATIO: 5}
+
+
+def test_devices_wait_for_a_node_that_comes_back() -> None:
+    tables, devices = a_table("n1")
+    devices.set_device(a_device_object("n1", [a_gpu(0)]))
+    tables.delete_node("n1")
+    tables.upsert_node(make_node("n2"))
+    assert devices.view(0) is None
+    tables.upsert_node(make_node("n1"))
+    assert list(free_of(devices, 1)) == [0]
+    assert devices.slots(slice(0, 2)).tolist() == [NO_SLOT, 0]
+
+
+def test_only_the_switch_of_an_exclusive_pod_is_closed() -> None:
+    tables, devices = a_table("n1")
+    devices.set_device(a_device_object("n1", NODE))
+    exclusive = a_shape({"rdma": 1}, hint={"rdma": {"exclusivePolicy": "PCIeLevel"}})
+    nic = {"minor": 1, "resources": {full("rdma"): "1"}}
+    tables.place(a_booking("a", exclusive, "n1", parsed_allocation({"rdma": [nic]})))
+    view = devices.view(0)
+    assert view is not None
+    assert [state.closed for state in view.states["rdma"]] == [True, True, False, False]
+    assert not any(state.closed for state in view.states["gpu"])
+    assert devices.columns["rdma"].closed[0, :4].tolist() == [1, 1, 0, 0]
+    tables.remove("a")
+    assert not devices.columns["rdma"].closed.any()
+
+
+def test_a_reservation_and_an_owner_with_other_devices_hold_both() -> None:
+    tables, devices = a_table("n1")
+    devices.set_device(a_device_object("n1", [a_nic(n, functions=[f"{n}.0"]) for n in range(3)]))
+
+    def nics(*minors: int) -> Any:
+        return parsed_allocation(
+            {
+                "rdma": [
+                    {
+                        "minor": minor,
+                        "resources": {full("rdma"): "10"},
+                        "extension": {"vfs": [{"minor": -1, "busID": f"{minor}.0"}]},
+                    }
+                    for minor in minors
+                ]
+            }
+        )
+
+    shape = a_shape({"rdma": 10})
+    tables.place(a_booking("r", shape, "n1", nics(0, 1)))
+    tables.place(a_booking("o", shape, "n1", nics(1, 2), reservation="r"))
+    view = devices.view(0)
+    assert view is not None
+    assert {
+        state.unit.minor: (state.used, set(state.functions_used)) for state in view.states["rdma"]
+    } == {0: (True, {"0.0"}), 1: (True, {"1.0"}), 2: (True, {"2.0"})}
+    assert list(free_of(devices, 0, "rdma").values()) == [{full("rdma"): 90}] * 3
+    assert devices.columns["rdma"].free_functions[0, :3].tolist() == [0, 0, 0]
+    assert {minor: dict(left) for minor, left in devices.remainder(0, "r")["rdma"].items()} == {
+        0: {full("rdma"): 10},
+        1: {full("rdma"): 0},
+    }
+    tables.remove("r")
+    assert list(devices.columns["rdma"].free_functions[0, :3]) == [1, 0, 0]
