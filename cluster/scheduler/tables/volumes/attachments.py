@@ -192,7 +192,6 @@ class AttachmentTable:
             driver = self._drivers.get(name)
             if driver is None:
                 driver = self._drivers[name] = _Driver()
-                self._dirty.update(self._rows)
             driver.set_limit(row, limits.most.get(name, UNLIMITED))
             if not driver.limited:
                 del self._drivers[name]

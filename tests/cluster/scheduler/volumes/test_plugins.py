@@ -661,3 +661,42 @@ def test_a_volume_that_moves_to_another_class_is_found_there_alone() -> None:
     assert names("wait") == ["w", "x"]
     cluster.volume("w", size="3Gi")
     assert names("wait") == ["x", "w"]
+
+
+def test_a_driver_that_no_longer_reports_its_storage_has_enough() -> None:
+    cluster = _cluster()
+    cluster.claim("c", class_name="made")
+    for reports, nodes in ((True, set()), (False, {"n0", "n1", "n2"}), (True, set())):
+        cluster.tables.volumes.set_driver("csi.test", reports_storage=reports)
+        assert cluster.feasible(pod_with("p", "c")) == nodes
+
+
+def test_a_planned_volume_that_is_gone_is_reserved_for_nothing() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    cluster.claim("c")
+    cluster.volume("v", terms=on(HOST, "n1"))
+    assert cluster.node_of(pod_with("p", "c")) == "n1"
+    claim = volumes.claim("default/c")
+    assert claim is not None
+    reserved = volumes.reserved_for(claim)
+    assert reserved is not None and reserved.name == "v"
+    volumes.delete_volume("v")
+    assert volumes.reserved_for(claim) is None
+
+
+def test_volumes_that_are_attached_count_when_their_driver_gets_its_first_limit() -> None:
+    cluster = _cluster()
+    for number in range(2):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=("csi.test", f"h{number}"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n1", csi_other=1)
+    _run(cluster, "r0", "n0", "c0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    # Has all rows counted, of drivers with limits.
+    assert not cluster.tables.attachments.has_limit("csi.test")
+    cluster.volume("v2", claim="c2", csi=("csi.other", "h2"))
+    cluster.claim("c2", volume="v2")
+    assert cluster.feasible(pod_with("q", "c2")) == {"n0", "n1", "n2"}
+    cluster.csi_node("n0", csi_test=1)
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
