@@ -63,6 +63,10 @@ _LOGGERS = frozenset({"log", "_log", "_LOG", "logger", "_logger", "logging", "wa
 _FOR_READERS = frozenset({"cast", "TypeVar", "NewType", "ParamSpec", "overload", "print"})
 # Arguments that are texts for people, for argparse and the like.
 _TEXTS = frozenset({"description", "epilog", "help", "metavar", "usage"})
+# `zip(..., strict=True)` asserts that the lengths are equal.
+_ASSERTING = frozenset({"strict"})
+# Functions, also numpy's, for which the order of the arguments makes no difference.
+_SYMMETRIC = frozenset({"min", "max", "minimum", "maximum"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -189,7 +193,7 @@ def _is_for_readers(node: ast.AST) -> bool:
             return True
         case ast.Call(func=ast.Name(id=name)) if name in _FOR_READERS:
             return True
-        case ast.keyword(arg=name) if name in _TEXTS:
+        case ast.keyword(arg=name) if name in _TEXTS | _ASSERTING:
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
@@ -359,8 +363,9 @@ def _loop(node: ast.AST, within: bool) -> Iterator[_Made]:
 @_plants("arguments swapped", ast.Call)
 def _swapped(node: ast.AST, within: bool) -> Iterator[_Made]:
     assert isinstance(node, ast.Call)
-    if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
-        return  # the order makes no difference
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _SYMMETRIC:
+            return
     plain = [not isinstance(one, ast.Starred) for one in node.args]
     for index in range(len(node.args) - 1):
         if all(plain[: index + 2]):
@@ -373,7 +378,7 @@ def _swapped(node: ast.AST, within: bool) -> Iterator[_Made]:
 def _argument_left_out(node: ast.AST, within: bool) -> Iterator[_Made]:
     assert isinstance(node, ast.Call)
     for index, one in enumerate(node.keywords):
-        if one.arg in _TEXTS:
+        if one.arg in _TEXTS | _ASSERTING:
             continue
         rest = [*node.keywords[:index], *node.keywords[index + 1 :]]
         yield node, ast.Call(node.func, node.args, rest)

@@ -37,6 +37,8 @@ def mutants(source: str) -> list[str]:
         ("a.items()", ["a.values()"]),
         ("f(a, key=b)", ["f(a)"]),
         ("f(a, help='text')", []),
+        ("zip(a, b, strict=True)", ["zip(b, a, strict=True)"]),
+        ("np.maximum(a, b)", []),
         ("True", ["False"]),
         ("a[5]", ["a[6]", "a[4]"]),
         ("a['key']", ["a['keyX']"]),

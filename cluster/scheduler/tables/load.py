@@ -131,19 +131,17 @@ class LoadTable:
         self._no_share = LoadShare(nothing, nothing, nothing, nothing)
         self._estimates: WeakKeyDictionary[PodShape, Vector] = WeakKeyDictionary()
         self._now = 0.0
-        self.allocatable = self._new(0)
-        self.base = self._new(0)
-        self.score_base = self._new(0)
-        self.delta = self._new(0)
-        self.prod_usage = self._new(0)
-        self.prod_delta = self._new(0)
-        self.estimated = self._new(0)
-        self.limits = self._new(0)
-        self.prod_limits = self._new(0)
-        self.aggregated = np.zeros(0, dtype=np.bool_)
-        self.by_prod = np.zeros(0, dtype=np.bool_)
-        self.reported = np.zeros(0, dtype=np.bool_)
-        self.expired = np.zeros(0, dtype=np.bool_)
+        self.allocatable = self._new()
+        self.base = self._new()
+        self.score_base = self._new()
+        self.delta = self._new()
+        self.prod_usage = self._new()
+        self.prod_delta = self._new()
+        self.estimated = self._new()
+        self.limits = self._new()
+        self.prod_limits = self._new()
+        none: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.aggregated, self.by_prod, self.reported, self.expired = none, none, none, none
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -416,8 +414,8 @@ class LoadTable:
 
     # --- storage -------------------------------------------------------------------------------
 
-    def _new(self, length: int) -> NDArray[np.int64]:
-        return np.zeros((length, self._width), dtype=np.int64)
+    def _new(self) -> NDArray[np.int64]:
+        return np.zeros((0, self._width), dtype=np.int64)
 
     def reach(self, rows: int) -> None:
         """Make the columns long enough for this count of rows; new ones hold nothing back."""

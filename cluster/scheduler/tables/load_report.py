@@ -51,16 +51,12 @@ def read_report(metric: NodeMetric, vector: Callable[[Amounts], Vector]) -> Repo
         return np.maximum(0, vector(amounts_of(usage.resources)))
 
     windows: dict[Window, Vector] = {}
-    longest: dict[str, int] = {}
     info = status.node_metric
-    for window in info.aggregated_node_usages if info else ():
-        seconds = _seconds(window.duration)
+    aggregated = info.aggregated_node_usages if info else ()
+    for window in sorted(aggregated, key=lambda window: _seconds(window.duration)):
         for percentile, usage in window.usage.items():
-            if not usage.resources:
-                continue
-            windows[percentile, seconds] = used = usage_of(usage)
-            if seconds >= longest.get(percentile, 0):
-                longest[percentile] = seconds
+            if usage.resources:
+                windows[percentile, _seconds(window.duration)] = used = usage_of(usage)
                 windows[percentile, LONGEST] = used
     pods = {f"{pod.namespace}/{pod.name}": pod for pod in status.pods_metric}
     return Report(

@@ -201,13 +201,13 @@ class NetworkTopology:
     def set(self, layers: tuple[Layer, ...] | None) -> None:
         """Take other layers; None: no usable topology is known."""
         self._layers = layers
-        self._tree = None
+        self._membership = -1
 
     def tree(self) -> NetworkTree | None:
         """Return the tree, made again when nodes or their labels changed; None without layers."""
         if self._layers is None:
             return None
-        if self._tree is None or self._membership != self._nodes.membership:
+        if self._membership != self._nodes.membership:
             self._tree = tree_of(self._layers, self._nodes)
             self._membership = self._nodes.membership
         return self._tree

@@ -184,11 +184,9 @@ class NodeTable:
         self._touch_object(row)
         return row
 
-    def delete(self, name: str) -> int | None:
-        """Remove a node, whose bookings must be removed before; return the row that it had."""
-        row = self._row_of.pop(name, None)
-        if row is None:
-            return None
+    def delete(self, name: str) -> None:
+        """Remove a node that is known and whose bookings are removed."""
+        row = self._row_of.pop(name)
         self.alive[row] = False
         self._offer(row, 0)
         self.allowed_pods[row] = 0
@@ -197,7 +195,6 @@ class NodeTable:
         self._free.append(row)
         self.membership += 1
         self._touch_object(row)
-        return row
 
     def place(self, row: int, shape: PodShape) -> None:
         """Count a pod of this shape on a node."""

@@ -74,11 +74,12 @@ class Occupants:
 
     def follow(self) -> None:
         """Write the rows that changed; every row of the node table can be read then."""
-        self._reach(max(self._rows(), max(self._changed, default=-1) + 1), self.numbers.shape[1])
-        if self._changed:
-            for row in self._changed:
-                self._write(row)
-            self._changed.clear()
+        rows = self._rows()
+        if rows > len(self.numbers):
+            self._grow(2 * rows, self.numbers.shape[1])
+        for row in self._changed:
+            self._write(row)
+        self._changed.clear()
         missing = len(self._resources) - self.requests.shape[1]
         if missing > 0 or self._renamings != self._resources.renamings:
             self._renamings = self._resources.renamings
@@ -89,7 +90,7 @@ class Occupants:
     def _write(self, row: int) -> None:
         bookings = tuple(sorted(self._on(row).values(), key=importance))
         if len(bookings) > self.numbers.shape[1]:
-            self._reach(len(self.bookings), 2 * len(bookings))
+            self._grow(len(self.numbers), 2 * len(bookings))
         # The new shapes are counted first, so that one that stays keeps its number.
         numbers = [self._take(booking.shape) for booking in bookings]
         self._give_back(booking.shape for booking in self.bookings[row])
@@ -130,12 +131,9 @@ class Occupants:
                 self.priorities[number] = NO_PRIORITY
                 self._free.append(number)
 
-    def _reach(self, rows: int, width: int) -> None:
-        """Make the columns large enough."""
+    def _grow(self, rows: int, width: int) -> None:
         length, before = self.numbers.shape
-        if rows <= length and width <= before:
-            return
-        more = (0, max(0, 2 * rows - length) if rows > length else 0), (0, width - before)
+        more = (0, rows - length), (0, width - before)
         self.numbers = np.pad(self.numbers, more)
         self.starts = np.pad(self.starts, more)
-        self.bookings += [()] * (len(self.numbers) - length)
+        self.bookings += [()] * (rows - length)

@@ -40,7 +40,7 @@ class MemberStatus:
     namespace: str
     phase: str
     bound: bool
-    owners: tuple[str, ...] = ()
+    owners: tuple[str, ...]
 
 
 def is_settled(group: PodGroup) -> bool:
@@ -88,16 +88,13 @@ def _step(
         return msgspec.structs.replace(
             status, phase=PRE_SCHEDULING, occupied_by=",".join(owners) or status.occupied_by
         )
-    if least <= 0 or status.phase in (FINISHED, FAILED):
+    if least <= 0:
         return status
     phases = Counter(pod.phase for pod in pods)
     running, succeeded, failed = phases["Running"], phases["Succeeded"], phases["Failed"]
     bound = sum(1 for pod in pods if pod.bound)
-    phase = status.phase
-    started = status.schedule_start_time
     if bound < least:
         phase = SCHEDULING
-        started = started or format_time(now)
     elif succeeded >= least:
         phase = FINISHED
     elif failed and failed + running + succeeded >= least:
@@ -113,7 +110,7 @@ def _step(
         running=running,
         succeeded=succeeded,
         failed=failed,
-        schedule_start_time=started or format_time(now),
+        schedule_start_time=status.schedule_start_time or format_time(now),
     )
 
 

@@ -98,22 +98,17 @@ class Tables:
         """Bookings on nodes that are not known, by node name: a pod may be read before its node."""
 
     def add_part(self, part: Part) -> None:
-        """Have a table follow the bookings from now on, beginning with those in force."""
+        """Have a table follow the bookings on known nodes. Call it before there are any."""
         self._parts.append(part)
-        for row, bookings in self._on_row.items():
-            for booking in bookings.values():
-                part.place(booking, row)
 
     def add_node_part(self, part: NodePart) -> None:
-        """Have a table follow nodes and bookings from now on. Call it before nodes are known."""
+        """Have a table follow nodes and bookings. Call it before there are any."""
         self._node_parts.append(part)
         self.add_part(part)
 
     def add_booking_part(self, part: BookingPart) -> None:
-        """Have a table follow all bookings from now on, beginning with those in force."""
+        """Have a table follow all bookings. Call it before there are any."""
         self._booking_parts.append(part)
-        for booking in self._bookings.values():
-            part.place(booking)
 
     # --- reading -------------------------------------------------------------------------------
 

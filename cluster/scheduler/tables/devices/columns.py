@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.devices.inventory import DeviceUnit
@@ -18,17 +17,6 @@ _FIRST_DEVICES: Final = 8
 """The GPUs of most machines; the columns double when a node has more."""
 _MANY_LABEL_SETS: Final = 1024
 """Label sets beyond twice the number of devices that are kept before unused ones are dropped."""
-
-_BY_DEVICE: Final = (
-    "present",
-    "total",
-    "free",
-    "holders",
-    "closed",
-    "free_functions",
-    "minor",
-    "labels",
-)
 
 
 class Segments(NamedTuple):
@@ -142,16 +130,10 @@ class DeviceColumns:
 
     def grow(self, slots: int, devices: int) -> None:
         """Make room for that many slots, and devices of a slot."""
-        for name in _BY_DEVICE:
-            setattr(self, name, _grown(getattr(self, name), slots, devices, 0))
-        for name in ("numa", "pcie"):
-            setattr(self, name, _grown(getattr(self, name), slots, devices, NO_SEGMENT))
-        for name in ("unattributed", "unknown_switch"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate((old, np.zeros(slots - len(old), old.dtype))))
-
-
-def _grown(old: NDArray[np.generic], slots: int, devices: int, empty: int) -> NDArray[np.generic]:
-    new = np.full((slots, devices, *old.shape[2:]), empty, dtype=old.dtype)
-    new[: old.shape[0], : old.shape[1]] = old
-    return new
+        for name, old in vars(self).items():
+            if isinstance(old, np.ndarray):
+                shape = (slots, devices, *old.shape[2:])[: old.ndim]
+                empty = NO_SEGMENT if old is self.numa or old is self.pcie else 0
+                new = np.full(shape, empty, dtype=old.dtype)
+                new[tuple(map(slice, old.shape))] = old
+                setattr(self, name, new)

@@ -6,7 +6,7 @@ A device that cannot be used as it is written is left out and named; the others 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +34,6 @@ NO_NUMA_NODE: Final = -1
 writer's. koordlet writes 0 for a GPU or RDMA function for which the kernel names none."""
 
 _NO_AMOUNTS: Final[Amounts] = MappingProxyType({})
-_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,14 @@ class DeviceUnit:
 
     type: str
     minor: int
-    id: str = ""
-    healthy: bool = True
-    total: Amounts = field(default_factory=lambda: _NO_AMOUNTS)
-    has_topology: bool = False
-    numa: int = NO_NUMA_NODE
-    pcie: str = ""
-    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
-    function_groups: tuple[FunctionGroup, ...] = ()
+    id: str
+    healthy: bool
+    total: Amounts
+    has_topology: bool
+    numa: int
+    pcie: str
+    labels: Mapping[str, str]
+    function_groups: tuple[FunctionGroup, ...]
 
     @property
     def switch(self) -> tuple[int, str] | None:
@@ -86,11 +85,11 @@ class NodeInventory:
     """
 
     units: Mapping[str, tuple[DeviceUnit, ...]]
-    vendor: str = ""
-    model: str = ""
-    partitions: PartitionTable | None = None
-    partitions_unreadable: bool = False
-    partition_policy: str = ""
+    vendor: str
+    model: str
+    partitions: PartitionTable | None
+    partitions_unreadable: bool
+    partition_policy: str
 
 
 def read_inventory(device: Device) -> tuple[NodeInventory, tuple[InputError, ...]]:
@@ -165,7 +164,7 @@ def _problem(info: DeviceInfo, known: Mapping[int, DeviceUnit]) -> tuple[str, ob
         return "", info.type, f"more than {MOST_DEVICES} devices of one type"
     for name, quantity in info.resources.items():
         if quantity.nano < 0:
-            return f".resources.{name}", quantity, "must not be negative"
+            return f".resources.{name}", str(quantity), "must not be negative"
     return None
 
 

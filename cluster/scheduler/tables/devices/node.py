@@ -15,7 +15,7 @@ from apis.device import DeviceAllocation, DeviceType
 from apis.keys import GPU_MEMORY, GPU_MEMORY_RATIO
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.devices.inventory import DeviceUnit, NodeInventory, device_amounts
-from cluster.scheduler.tables.devices.partitions import NO_PARTITIONS, PartitionRules
+from cluster.scheduler.tables.devices.partitions import PartitionRules
 from cluster.scheduler.tables.devices.request import DEVICE_RESOURCES, WHOLE
 
 Place = tuple[str, int]
@@ -32,7 +32,7 @@ class Share:
     """What is held of one device: amounts, and virtual functions by bus id."""
 
     amounts: Amounts
-    functions: frozenset[str] = NO_FUNCTIONS
+    functions: frozenset[str]
 
 
 Holding = Mapping[Place, Share]
@@ -113,7 +113,7 @@ class HoldingGroup:
                 place: _larger(self.own.get(place), used.get(place))
                 for place in self.own.keys() | used.keys()
             }
-        return owners[0] if len(owners) == 1 else _sum_of_holdings(owners)
+        return _sum_of_holdings(owners)
 
     def remainder(self) -> dict[str, dict[int, Amounts]]:
         """Return what the reservation holds and its owners do not use, by type and minor."""
@@ -190,9 +190,9 @@ class NodeDevices:
     """
 
     states: Mapping[str, tuple[DeviceState, ...]]
-    vendor: str = ""
-    model: str = ""
-    partitions: PartitionRules = NO_PARTITIONS
+    vendor: str
+    model: str
+    partitions: PartitionRules
     unattributed: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -8,7 +8,7 @@ and the rules for counts: docs/facts/scheduler.md, "Device requests".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -40,7 +40,7 @@ from apis.keys import (
     RDMA,
 )
 from apis.meta import LabelSelector, LabelSelectorRequirement, selector_problem
-from apis.quantity import Quantity
+from apis.quantity import ZERO, Quantity
 from cluster.scheduler.tables.amounts import Amounts, amount_of
 from cluster.scheduler.tables.shapes import PodShape
 
@@ -158,12 +158,17 @@ class TypeRequest:
     type: str
     count: int
     each: Amounts
-    every: bool = False
-    shared: bool = False
-    selector: LabelSelector | None = None
-    functions: LabelSelector | None = None
-    scope: Scope = Scope.NONE
-    exclusive: Exclusive = Exclusive.NONE
+    every: bool
+    selector: LabelSelector | None
+    functions: LabelSelector | None
+    scope: Scope
+    exclusive: Exclusive
+
+    @property
+    def shared(self) -> bool:
+        return self.type == DeviceType.GPU and (
+            self.by_bytes or self.each.get(GPU_MEMORY_RATIO, WHOLE) < WHOLE
+        )
 
     @property
     def by_bytes(self) -> bool:
@@ -189,11 +194,11 @@ class DeviceRequest:
     """
 
     types: Mapping[str, TypeRequest]
-    joint: tuple[str, ...] = ()
-    same_pcie: bool = False
-    partition: PartitionRequest | None = None
-    counted: bool = False
-    isolation: str = ""
+    joint: tuple[str, ...]
+    same_pcie: bool
+    partition: PartitionRequest | None
+    counted: bool
+    isolation: str
 
     @property
     def shares_gpu(self) -> bool:
@@ -287,7 +292,7 @@ def _read(decoder: msgspec.json.Decoder[T], annotations: Mapping[str, str], key:
     text = annotations.get(key, "")
     if not text.strip():
         return None
-    return decode_optional_field(decoder, text, obj="Pod", field=annotation_field(key))
+    return decode_optional_field(decoder, text, obj="", field=annotation_field(key))
 
 
 def _invalid_annotation(key: str, member: str, value: object, problem: str) -> BadDeviceRequest:
@@ -317,11 +322,9 @@ def _selector(read: _Selector | None, member: str) -> LabelSelector | None:
 def _partition_request(read: _Partition) -> PartitionRequest:
     key = ANNOTATION_GPU_PARTITION_SPEC
     policy = _member(key, "allocatePolicy", read.allocate_policy or "BestEffort", PartitionPolicy)
-    bandwidth = 0
-    if read.ring_bus_bandwidth is not None:
-        bandwidth = amount_of(GPU_MEMORY, read.ring_bus_bandwidth)
     return PartitionRequest(
-        restricted=policy is PartitionPolicy.RESTRICTED, bandwidth=max(0, bandwidth)
+        restricted=policy is PartitionPolicy.RESTRICTED,
+        bandwidth=max(0, amount_of(GPU_MEMORY, read.ring_bus_bandwidth or ZERO)),
     )
 
 
@@ -361,7 +364,7 @@ def _type_request(type_: str, requested: Amounts, hint: _Hint) -> TypeRequest:
     else:
         ((name, amount),) = requested.items()
         count, each, every = _others(name, amount, strategy, exclusive)
-    request = TypeRequest(
+    return TypeRequest(
         type=type_,
         count=count,
         each=MappingProxyType(each),
@@ -371,10 +374,6 @@ def _type_request(type_: str, requested: Amounts, hint: _Hint) -> TypeRequest:
         scope=scope,
         exclusive=exclusive,
     )
-    shared = type_ == DeviceType.GPU and (
-        request.by_bytes or each.get(GPU_MEMORY_RATIO, WHOLE) < WHOLE
-    )
-    return replace(request, shared=shared)
 
 
 def _gpus(requested: Amounts) -> tuple[int, dict[str, int]]:
@@ -407,8 +406,7 @@ def _gpus(requested: Amounts) -> tuple[int, dict[str, int]]:
         raise BadDeviceRequest(f"invalid resource device requests: [{listed}]")
     count = amounts.pop(GPU_SHARED, 0)
     if count == 0:
-        ratio = amounts.get(GPU_MEMORY_RATIO, 0)
-        count = ratio // WHOLE if ratio > WHOLE else 1
+        count = max(1, amounts.get(GPU_MEMORY_RATIO, 0) // WHOLE)
     each = {}
     for name, value in amounts.items():
         # A share that rounds to nothing would fit on any device, also on one that is broken.

@@ -92,10 +92,6 @@ class DeviceTable:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """Count of slots, with those that no node has at the moment."""
-        return len(self._slots)
-
     def slots(self, rows: Rows) -> NDArray[np.intp]:
         """Return the slot of each row, NO_SLOT for nodes without a Device."""
         self._follow_nodes()
@@ -234,11 +230,10 @@ class DeviceTable:
         return slot
 
     def _drop_slot(self, node: _Node) -> None:
-        if node.slot != NO_SLOT:
-            for columns in self.columns.values():
-                columns.clear(node.slot)
-            self._slots[node.slot] = None
-            self._free_slots.append(node.slot)
+        for columns in self.columns.values():
+            columns.clear(node.slot)
+        self._slots[node.slot] = None
+        self._free_slots.append(node.slot)
         node.slot = NO_SLOT
         node.inventory = None
         node.groups = {}

@@ -54,7 +54,7 @@ class PodSpecs:
     numa: NUMATopologySpec
     may_bind: bool
     alone_on_core: bool
-    error: InputError | None = None
+    error: InputError | None
 
 
 def pod_specs(shape: PodShape) -> PodSpecs:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from apis.keys import CPU
 from apis.numa import CPUExclusivePolicy, NUMAAllocateStrategy
 from cluster.scheduler.tables.amounts import Amounts
 from cluster.scheduler.tables.numa.cpu_topology import CpuTopology
-from cluster.scheduler.tables.numa.facts import NO_RATIO
 
 
 class Status(IntEnum):
@@ -30,7 +29,7 @@ class NumaNode:
 
     total: Amounts
     free: Amounts
-    status: Status = Status.IDLE
+    status: Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,15 @@ class NumaState:
     """
 
     topology: CpuTopology | None
-    free: int = 0
-    managed: int = 0
-    held: Mapping[CPUExclusivePolicy, int] = field(default_factory=dict)
-    alone: int = 0
+    free: int
+    managed: int
+    held: Mapping[CPUExclusivePolicy, int]
+    alone: int
+    strategy: NUMAAllocateStrategy
+    cpu_ratio: int
+    numa: Mapping[int, NumaNode]
+    bindable: Mapping[int, int]
     preferred: int = 0
-    strategy: NUMAAllocateStrategy = NUMAAllocateStrategy.UNSET
-    cpu_ratio: int = NO_RATIO
-    numa: Mapping[int, NumaNode] = field(default_factory=dict)
-    bindable: Mapping[int, int] = field(default_factory=dict)
 
 
 def narrowed(state: NumaState, cpus: int, numa: Iterable[tuple[int, Amounts]]) -> NumaState:

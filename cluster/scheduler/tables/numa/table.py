@@ -160,7 +160,7 @@ class NumaTable:
         reserved = shares.get(reservation)
         if reserved is None:
             return state
-        return _replace(state, preferred=reserved.cpus & state.free)
+        return replace(state, preferred=reserved.cpus & state.free)
 
     def unused_cpus(self, row: int, reservation: str) -> int:
         """Return how many CPUs a reservation has that no pod was given."""
@@ -198,7 +198,7 @@ class NumaTable:
                 for key, amount in _used_by(facts, share).items():
                     left[key] = left.get(key, 0) - amount
         free = state.preferred if CPU in names and reserved.cpus else state.free
-        return _replace(state, free=free, numa=_emptied(state, left, names))
+        return replace(state, free=free, numa=_emptied(state, left, names))
 
     # --- changing --------------------------------------------------------------------------------
 
@@ -266,18 +266,9 @@ class NumaTable:
         capacity = len(self._nodes.alive)
         if capacity <= self._capacity:
             return
-        for name in (
-            "policy",
-            "bind_policy",
-            "cpu_ratio",
-            "core_step",
-            "bound",
-            "free_cpus",
-            "managed_cpus",
-            "slots",
-            "status",
-        ):
-            setattr(self, name, _longer(getattr(self, name), capacity))
+        for attribute, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, attribute, _longer(column, capacity))
         self.cpu_ratio[self._capacity :] = NO_RATIO
         for name in self.total:
             self.total[name] = _longer(self.total[name], capacity)
@@ -381,27 +372,6 @@ def _state(facts: NumaFacts, shares: Iterable[_Share]) -> NumaState:
                 for node, total in facts.zones.items()
             }
         ),
-    )
-
-
-def _replace(
-    state: NumaState,
-    *,
-    free: int | None = None,
-    preferred: int | None = None,
-    numa: Mapping[int, NumaNode] | None = None,
-) -> NumaState:
-    return NumaState(
-        topology=state.topology,
-        free=state.free if free is None else free,
-        managed=state.managed,
-        held=state.held,
-        alone=state.alone,
-        preferred=state.preferred if preferred is None else preferred,
-        strategy=state.strategy,
-        cpu_ratio=state.cpu_ratio,
-        numa=state.numa if numa is None else numa,
-        bindable=state.bindable,
     )
 
 

@@ -445,26 +445,11 @@ class ReservationTable:
         return slot
 
     def _grow(self, capacity: int) -> None:
-        for name in (
-            "_changed",
-            "row",
-            "available",
-            "once",
-            "policy",
-            "order",
-            "owners",
-            "most_owners",
-            "own",
-            "used",
-            "allocatable",
-            "reserved",
-            "named",
-            "restricted",
-        ):
-            old = getattr(self, name)
-            new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)
+        for name, old in vars(self).items():
+            if isinstance(old, np.ndarray):
+                new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
+                new[: len(old)] = old
+                setattr(self, name, new)
 
     # --- matching ------------------------------------------------------------------------------
 

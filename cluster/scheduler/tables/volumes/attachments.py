@@ -146,10 +146,8 @@ class AttachmentTable:
 
     def set_limits(self, node: str, limits: DriverLimits | None) -> None:
         """Take what a CSINode says, None if it is gone."""
-        if self._limits.get(node) == limits:
-            return
         if limits is None:
-            del self._limits[node]
+            self._limits.pop(node, None)
         else:
             self._limits[node] = limits
         row = self._nodes.row(node)
@@ -194,7 +192,6 @@ class AttachmentTable:
             driver = self._drivers.get(name)
             if driver is None:
                 driver = self._drivers[name] = _Driver()
-                self._dirty.update(self._rows)
             driver.set_limit(row, limits.most.get(name, UNLIMITED))
             if not driver.limited:
                 del self._drivers[name]
@@ -209,9 +206,7 @@ class AttachmentTable:
         if known is None:
             return np.zeros(length, dtype=np.bool_)
         if len(known) < length:
-            grown = np.zeros(2 * length, dtype=np.bool_)
-            grown[: len(known)] = known
-            known = self._migrated[plugin] = grown
+            known = self._migrated[plugin] = np.pad(known, (0, length))
         return known[:length]
 
     # --- bookings ------------------------------------------------------------------------------
@@ -298,15 +293,14 @@ class _Driver:
 
     def __init__(self) -> None:
         self.limited = 0
-        self._most: NDArray[np.int64] = np.full(0, UNLIMITED, dtype=np.int64)
+        self._most: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._taken: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def columns(self, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the limits and the places that are taken, of the first `length` rows."""
         if len(self._most) < length:
-            more = 2 * length - len(self._most)
-            self._most = np.concatenate((self._most, np.full(more, UNLIMITED, dtype=np.int64)))
-            self._taken = np.concatenate((self._taken, np.zeros(more, dtype=np.int64)))
+            self._most = np.pad(self._most, (0, length), constant_values=UNLIMITED)
+            self._taken = np.pad(self._taken, (0, length))
         return self._most[:length], self._taken[:length]
 
     def set_limit(self, row: int, most: int) -> None:

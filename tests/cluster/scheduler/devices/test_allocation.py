@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_unhealthy_and_deselected_gpus_are_not_given() -> None:
 
 def test_pods_without_a_known_device_keep_devices_free() -> None:
     devices = node_devices(EIGHT)
-    shy = type(devices)(states=devices.states, unattributed={"gpu": 3})
+    shy = replace(devices, unattributed={"gpu": 3})
     assert minors(allocate(shy, a_request({"nvidia.com/gpu": 5}))) == [0, 1, 2, 3, 4]
     assert isinstance(allocate(shy, a_request({"nvidia.com/gpu": 6})), Failure)
 
@@ -480,7 +481,7 @@ def test_functions_are_not_what_is_short_where_an_unknown_pod_has_the_device() -
     devices = node_devices([a_nic(0)])
     request = a_request({"rdma": 1}, hint={"rdma": {"vfSelector": {}}})
     assert allocate(devices, request) == failures.NO_FUNCTIONS["rdma"]
-    shy = type(devices)(states=devices.states, unattributed={"rdma": 1})
+    shy = replace(devices, unattributed={"rdma": 1})
     assert allocate(shy, request) == failures.INSUFFICIENT["rdma"]
 
 
@@ -601,3 +602,29 @@ def test_fullness_is_a_weighted_mean(most: bool, requested: int, expected: int) 
     scoring = Scoring(weights={"r": 3, "m": 1, "absent": 9}, most=most)
     total, free = {"r": 100, "m": 100}, {"r": 50, "m": 80}
     assert fullness(total, free, {"r": requested}, scoring) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model", "known"),
+    [
+        ("nvidia", "H100", True),
+        ("", "H100", True),
+        ("nvidia", "H100-80GB-HBM3", True),
+        ("nvidia", "H800", True),
+        ("nvidia", "H20", True),
+        ("nvidia", "A100", False),
+        ("huawei", "H100", False),
+    ],
+)
+def test_eight_linked_gpus_are_divided_in_halves_quarters_and_ones(
+    vendor: str, model: str, known: bool
+) -> None:
+    table = built_in_partitions(vendor, model)
+    assert (table is not None) == known
+    for size, groups in (table or {}).items():
+        # All are equally good.
+        (group,) = groups
+        assert [each.minors for each in group] == [
+            tuple(range(at, at + size)) for at in range(0, 8, size)
+        ]
+    assert list(table or ()) == ([1, 2, 4, 8] if known else [])

@@ -11,6 +11,8 @@ from apis.quantity import parse_quantity
 from cluster.scheduler.tables.amounts import amounts_of
 from cluster.scheduler.tables.devices.request import (
     BadDeviceRequest,
+    Exclusive,
+    PartitionRequest,
     Scope,
     parse_device_request,
 )
@@ -213,3 +215,84 @@ def test_names_counted_by_vendors_are_marked() -> None:
     assert a_request({"nvidia.com/gpu": 1}).counted
     assert not a_request({"gpu": 100}).counted
     assert not a_request({"nvidia.com/gpu": 1, "rdma": 1}).counted
+
+
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        ("", Scope.NONE),
+        ("Node", Scope.NODE),
+        ("NUMANode", Scope.NUMA_NODE),
+        ("PCIe", Scope.PCIE),
+        ("Device", Scope.DEVICE),
+    ],
+)
+def test_scopes_of_a_hint(text: str, scope: Scope) -> None:
+    request = a_request({"rdma": 1}, hint={"rdma": {"requiredTopologyScope": text}})
+    assert request.types["rdma"].scope is scope
+
+
+@pytest.mark.parametrize(
+    ("text", "exclusive"),
+    [("", Exclusive.NONE), ("DeviceLevel", Exclusive.DEVICE), ("PCIeLevel", Exclusive.PCIE)],
+)
+def test_exclusive_policies_of_a_hint(text: str, exclusive: Exclusive) -> None:
+    request = a_request({"rdma": 1}, hint={"rdma": {"exclusivePolicy": text}})
+    assert request.types["rdma"].exclusive is exclusive
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, PartitionRequest(restricted=False, bandwidth=0)),
+        ({"allocatePolicy": "BestEffort"}, PartitionRequest(restricted=False, bandwidth=0)),
+        ({"allocatePolicy": "Restricted"}, PartitionRequest(restricted=True, bandwidth=0)),
+        ({"ringBusBandwidth": "2Ki"}, PartitionRequest(restricted=False, bandwidth=2048)),
+        ({"ringBusBandwidth": "-1"}, PartitionRequest(restricted=False, bandwidth=0)),
+    ],
+)
+def test_partitions_that_a_pod_asks_for(spec: dict[str, str], expected: PartitionRequest) -> None:
+    assert a_request({"gpu": 100}, partition=spec).partition == expected
+
+
+_FIELD = 'metadata.annotations["{}"]'
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        (
+            HINT,
+            '{"rdma":{"allocateStrategy":"All"}}',
+            ".rdma.allocateStrategy = 'All': expected one of ApplyForAll, RequestsAsCount",
+        ),
+        (
+            HINT,
+            '{"rdma":{"exclusivePolicy":"Node"}}',
+            ".rdma.exclusivePolicy = 'Node': expected one of DeviceLevel, PCIeLevel",
+        ),
+        (
+            HINT,
+            '{"rdma":{"requiredTopologyScope":"numa"}}',
+            ".rdma.requiredTopologyScope = 'numa': expected one of Node, NUMANode, PCIe, Device",
+        ),
+        (
+            JOINT,
+            '{"requiredScope":"SameNUMA"}',
+            ".requiredScope = 'SameNUMA': expected SamePCIe",
+        ),
+        (
+            PARTITION,
+            '{"allocatePolicy":"Strict"}',
+            ".allocatePolicy = 'Strict': expected one of BestEffort, Restricted",
+        ),
+    ],
+)
+def test_the_message_says_what_was_expected(key: str, text: str, message: str) -> None:
+    assert _refusal({"gpu": 100, "rdma": 1}, {key: text}) == _FIELD.format(key) + message
+
+
+@pytest.mark.parametrize("requests", [{"nvidia.com/gpu": -1}, {"gpu": -100}, {"rdma": -1}])
+def test_negative_amounts_are_refused(requests: dict[str, int]) -> None:
+    ((name, amount),) = requests.items()
+    assert _refusal(requests) == f"invalid resource unit {full(name)}: {amount}"

@@ -14,6 +14,7 @@ from cluster.scheduler.tables.gang_definitions import (
     GangDefinition,
     GangMode,
     GangName,
+    Read,
     gang_from_pod,
     gang_from_pod_group,
     gang_name,
@@ -186,3 +187,45 @@ def test_a_pod_group_with_a_negative_minimum_defines_nothing() -> None:
     read = gang_from_pod_group(group(-1), DEFAULTS)
     assert read.definition is None
     assert [error.field for error in read.errors] == ["spec.minMember"]
+
+
+@pytest.mark.parametrize(
+    ("text", "minimum"), [("0", 0), ("2147483647", 2147483647), ("2147483648", None)]
+)
+def test_a_minimum_is_what_the_minimum_of_a_pod_group_can_be(
+    text: str, minimum: int | None
+) -> None:
+    read = gang_from_pod(meta(name="a", min_available=text), DEFAULTS)
+    assert (read.definition.min_member if read.definition else None) == minimum
+
+
+@pytest.mark.parametrize("name", ["b", "/b", "ns/", "ns/b/c", "ns/b,c"])
+def test_only_ids_of_gangs_make_a_group(name: str) -> None:
+    read = gang_from_pod(meta(name="a", min_available="1", groups=f'["ns/x", "{name}"]'), DEFAULTS)
+    assert read.definition is not None and read.definition.group == ("ns/a",)
+    (error,) = read.errors
+    assert (error.field, error.value) == (f'metadata.annotations["{PREFIX}groups"]', name)
+
+
+def test_a_bad_network_annotation_costs_the_gathering_alone_and_only_where_gangs_gather() -> None:
+    bad = meta(name="a", min_available="1", network_topology_spec="{")
+    plain = gang_from_pod(meta(name="a", min_available="1"), DEFAULTS)
+    assert gang_from_pod(bad, DEFAULTS) == plain
+    read = gang_from_pod(bad, GangDefaults(gathers=True))
+    assert read.definition == plain.definition
+    assert [error.field for error in read.errors] == [
+        f'metadata.annotations["{PREFIX}network-topology-spec"]'
+    ]
+
+
+def test_a_pod_without_a_gang_of_its_own_definition_defines_none() -> None:
+    nothing = Read(None, ())
+    assert gang_from_pod(meta(min_available="3"), DEFAULTS) == nothing
+    grouped = meta({POD_GROUP: "c"}, name="a", min_available="3")
+    assert gang_from_pod(grouped, DEFAULTS) == nothing
+
+
+def test_a_pod_group_may_ask_for_no_pod() -> None:
+    read = gang_from_pod_group(group(0), DEFAULTS)
+    assert read.errors == ()
+    assert read.definition is not None and read.definition.min_member == 0

@@ -16,11 +16,13 @@ from apis.decode import json_decoder
 from apis.nodemetric import NodeMetric
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.load import LoadSettings, LoadTable
 from cluster.scheduler.tables.tables import Tables
-from tests.cluster.scheduler.configuration.files import args, chart_profile, file
+from tests.cluster.scheduler.configuration.files import args, chart_profile, enabled, file, load
 from tests.cluster.scheduler.load.making import NOW, LoadNode, make_metric
 from tests.cluster.scheduler.making import make_node, make_pod
+from tests.cluster.scheduler.reservations.making import reserve_shape
 
 
 @pytest.mark.parametrize(
@@ -336,3 +338,49 @@ def test_reports_that_are_read_before_the_first_decision_have_not_expired() -> N
     assert not load.expired[row]
     load.advance(NOW + 3600)
     assert load.expired[row]
+
+
+def test_a_node_that_grows_or_shrinks_is_compared_with_what_it_has_now() -> None:
+    node = LoadNode()
+    node.load.set_report(node.row, make_metric("20"))
+    assert node.reasons() == []
+    before = node.tables.nodes.version
+    for cpu, reasons in (("16", ["node(s) cpu usage exceed threshold"]), ("32", [])):
+        node.tables.upsert_node(make_node("n", allocatable={"cpu": cpu, "memory": "128Gi"}))
+        assert node.reasons() == reasons
+        assert node.tables.nodes.version > before
+        before = node.tables.nodes.version
+
+
+def test_settings_are_those_of_arguments_that_say_nothing() -> None:
+    profile = {
+        "schedulerName": "koord-scheduler",
+        "plugins": {"filter": enabled("LoadAwareScheduling")},
+    }
+    (table,) = make_plugins(load(file(profiles=[profile])), Tables()).loads
+    assert table.settings == LoadSettings()
+
+
+def test_a_reservation_is_load_to_come_where_reservations_count() -> None:
+    for counts in (True, False):
+        node = LoadNode(LoadSettings(reservations=counts))
+        shape = reserve_shape(node.shapes, {"cpu": "4"})
+        reserve = Booking("default/uid-r", "uid-r", shape, "n")
+        assert not node.load.has_reservations
+        node.tables.place(reserve)
+        node.place("p", requests={"cpu": "1"})
+        assert node.load.has_reservations == counts
+        share = node.load.reserved(node.row, "uid-r")
+        assert (share is not None) == counts
+        if share is not None:
+            assert share.delta[0] == 3400 and share.estimated[0] == 3400
+        assert node.load.reserved(node.row, "p") is None
+        assert node.load.reserved(node.row + 1, "uid-r") is None
+        assert {booking.uid for booking, _ in node.load.on(node.row)} == {"uid-r", "p"}
+        assert node.load.delta[node.row, 0] == (3400 if counts else 0) + 850
+        node.tables.remove("uid-r")
+        assert not node.load.has_reservations
+        assert node.load.delta[node.row, 0] == 850
+        # What was never placed takes nothing.
+        node.load.remove(reserve, node.row)
+        assert node.load.delta[node.row, 0] == 850

@@ -140,6 +140,7 @@ def test_the_label_counts_before_kubelets_policy(
         ("RestrictedPodLevel", ""),
         ("BestEffortPodLevel", ""),
         ("Restricted", "Restricted"),
+        ("BestEffort", "BestEffort"),
     ],
 )
 def test_kubelets_policies_that_upstream_knows(written: str, policy: str) -> None:
@@ -267,3 +268,38 @@ def test_labels_and_strategies() -> None:
 
 def test_equal_machines_share_one_topology() -> None:
     assert facts_of()[0].topology is facts_of()[0].topology
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "bound", "strategy"),
+    [
+        ("static", {}, NodeCPUBindPolicy.NONE, NUMAAllocateStrategy.UNSET),
+        (
+            "static",
+            {"full-pcpus-only": "true"},
+            NodeCPUBindPolicy.FULL_PCPUS_ONLY,
+            NUMAAllocateStrategy.UNSET,
+        ),
+        (
+            "static",
+            {"full-pcpus-only": "false", "distribute-cpus-across-numa": "true"},
+            NodeCPUBindPolicy.NONE,
+            NUMAAllocateStrategy.DISTRIBUTE_EVENLY,
+        ),
+        (
+            "none",
+            {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"},
+            NodeCPUBindPolicy.NONE,
+            NUMAAllocateStrategy.UNSET,
+        ),
+    ],
+)
+def test_options_of_kubelets_static_policy_hold_for_its_node(
+    policy: str,
+    options: dict[str, str],
+    bound: NodeCPUBindPolicy,
+    strategy: NUMAAllocateStrategy,
+) -> None:
+    written = json.dumps({"policy": policy, "options": options})
+    facts, errors = facts_of(of_topology={ANNOTATION_CPU_MANAGER_POLICY: written})
+    assert (facts.bind_policy, facts.strategy, errors) == (bound, strategy, [])

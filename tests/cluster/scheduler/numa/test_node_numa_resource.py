@@ -42,7 +42,7 @@ from cluster.scheduler.plugins.reservations.restoring import Restoring
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
 from cluster.scheduler.tables.numa.demand import CpuDemand
-from cluster.scheduler.tables.numa.state import NumaState
+from cluster.scheduler.tables.numa.state import NumaState, Status, narrowed
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, file, load
@@ -854,3 +854,84 @@ def test_nodes_keep_their_columns_when_the_tables_grow() -> None:
     assert len(table.policy) > capacity
     assert columns() == before
     assert table.total["cpu"][last].tolist() == table.total["cpu"][first].tolist()
+
+
+def test_amounts_of_nothing_make_no_numa_node_shared() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    shape = cluster.shape({"cpu": "1"})
+    cluster.place(shape, "n", numa=((0, {"cpu": 1000}), (1, {"cpu": 0})))
+    statuses = {number: node.status for number, node in cluster.table.state(row).numa.items()}
+    assert statuses == {0: Status.SINGLE, 1: Status.IDLE}
+    assert cluster.table.status[row, :2].tolist() == [Status.SINGLE, Status.IDLE]
+    cluster.place(shape, "n", numa=((0, {"cpu": 500}), (1, {"cpu": 500})), uid="both")
+    statuses = {number: node.status for number, node in cluster.table.state(row).numa.items()}
+    assert statuses == {0: Status.SHARED, 1: Status.SHARED}
+    cluster.tables.remove("both")
+    assert cluster.table.status[row, :2].tolist() == [Status.SINGLE, Status.IDLE]
+
+
+def test_columns_of_a_node_that_is_gone_are_empty() -> None:
+    cluster = NumaCluster()
+    topology = make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES)
+    policy = {LABEL_NUMA_TOPOLOGY_POLICY: "SingleNUMANode"}
+    row = cluster.add_node("n", topology, labels=policy)
+    table = cluster.table
+    assert table.any_policy and table.slots[row] == 2 and table.core_step[row] == 2
+    assert table.total["cpu"][row, :2].tolist() == [8000, 8000]
+    assert table.free_cpus[row].any() and table.managed_cpus[row].any()
+    other = cluster.add_node("other", make_topology("other", zones={0: {"cpu": "4"}}))
+    table.forget(row)
+    cluster.tables.delete_node("n")
+    assert not table.any_policy
+    assert (table.slots[row], table.core_step[row], table.cpu_ratio[row]) == (0, 0, 100)
+    assert table.policy[row] == 0
+    for column in (table.total["cpu"], table.free["cpu"], table.has["cpu"]):
+        assert not column[row].any() and column[other].any()
+    assert not table.free_cpus[row].any() and not table.managed_cpus[row].any()
+    # A resource that no node has any more has no columns.
+    assert set(table.total) == set(table.free) == set(table.has) == {"cpu"}
+
+
+def test_a_node_that_loses_its_policy_asks_nothing_of_pods() -> None:
+    cluster = NumaCluster()
+    topology = make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES)
+    for policy, asks in (("SingleNUMANode", True), ("", False), ("Restricted", True)):
+        labels = {LABEL_NUMA_TOPOLOGY_POLICY: policy} if policy else {}
+        cluster.add_node("n", topology, labels=labels)
+        assert cluster.table.any_policy == asks
+
+
+def test_nothing_is_free_where_pods_have_more_than_there_is() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", zones=SMALL_ZONES))
+    cluster.place(cluster.shape({"cpu": "9"}), "n", numa=((0, {"cpu": 9000}),))
+    free = cluster.table.state(row).numa
+    assert (free[0].free["cpu"], free[1].free["cpu"]) == (0, 8000)
+    assert cluster.table.free["cpu"][row, :2].tolist() == [0, 8000]
+
+
+def test_a_narrowed_state_has_nothing_free_but_what_is_given() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    state = replace(cluster.table.state(row), preferred=CpuSet.parse("0-3").mask)
+    given = ((0, {"cpu": 1000, "memory": 2**30}),)
+    narrow = narrowed(state, CpuSet.parse("2-5").mask, given)
+    assert str(CpuSet.of_mask(narrow.free)) == "2-5"
+    assert str(CpuSet.of_mask(narrow.preferred)) == "2-3"
+    # Amounts of cpu are not compared, and a NUMA node that is not given has nothing.
+    free = {number: dict(node.free) for number, node in narrow.numa.items()}
+    assert free == {0: {"cpu": 8000, "memory": 2**30}, 1: {}}
+    assert narrow.numa[0].total == state.numa[0].total
+    large = narrowed(state, 0, ((1, {"memory": 2**50}),))
+    assert (large.free, dict(large.numa[1].free)) == (0, {"memory": 32 * 2**30})
+
+
+def test_statuses_of_numa_nodes_go_with_their_node() -> None:
+    cluster = NumaCluster()
+    row = cluster.add_node("n", make_topology("n", cpus=SMALL.cpus(), zones=SMALL_ZONES))
+    cluster.place(cluster.shape({"cpu": "1"}), "n", numa=((1, {"cpu": 1000}),), uid="p")
+    assert cluster.table.status[row, :2].tolist() == [Status.IDLE, Status.SINGLE]
+    cluster.tables.delete_node("n")
+    cluster.table.forget(row)
+    assert not cluster.table.status[row].any()

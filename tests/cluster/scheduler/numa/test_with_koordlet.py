@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,3 +173,21 @@ def test_pods_of_a_whole_profile_get_cores_of_their_own() -> None:
         assert len(mine) == 1 and not mine & cores
         cores |= mine
     assert placed == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "amount", "text"),
+    [
+        ("cpu", 1500, "1500m"),
+        ("memory", 2**30, "1Gi"),
+        ("hugepages-2Mi", 2**21, "2Mi"),
+        ("kubernetes.io/batch-memory", 2**30, "1Gi"),
+        ("koordinator.sh/gpu-memory", 2**20, "1Mi"),
+        ("kubernetes.io/batch-cpu", 2048, "2048"),
+    ],
+)
+def test_amounts_are_recorded_in_the_notation_of_their_resource(
+    name: str, amount: int, text: str
+) -> None:
+    status = json.loads(resource_status(CpuSet.parse("0"), ((0, {name: amount}),)))
+    assert status["numaNodeResources"] == [{"node": 0, "resources": {name: text}}]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.scheduler.cycle.waiting import QueueState
+from cluster.scheduler.tables.declared_features import declared
 from cluster.scheduler.tables.shapes import Shapes
 from tests.cluster.scheduler.beds.core import Bed
 from tests.cluster.scheduler.making import make_pod
@@ -98,3 +99,9 @@ def test_pods_that_need_other_features_have_other_shapes() -> None:
         {"hostNetwork": True, "containers": _containers("RestartAllContainers")},
     ]
     assert len({id(shape) for shape in [shapes.of(make_pod("p", **spec)) for spec in specs]}) == 4
+
+
+def test_features_that_nothing_needs_are_not_kept() -> None:
+    known = declared([_RESTARTS_ALL]), declared([_USERS])
+    assert declared(["Unknown"]) == declared([]) == 0
+    assert declared([_RESTARTS_ALL, "Unknown", _USERS]) == sum(known) == known[0] | known[1]

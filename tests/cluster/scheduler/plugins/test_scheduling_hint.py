@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from apis.keys import ANNOTATION_RESOURCE_STATUS, LABEL_QOS_CLASS
+from apis.cpuset import CpuSet
+from apis.keys import (
+    ANNOTATION_DEVICE_ALLOCATED,
+    ANNOTATION_RESOURCE_STATUS,
+    LABEL_QOS_CLASS,
+)
 from cluster.scheduler.cycle.scheduling import Placed, Scheduling, Unplaced
 from cluster.scheduler.plugins.numa.asked import Settings
 from cluster.scheduler.profiles import make_plugins
 from cluster.scheduler.tables.booking import Allocation
+from cluster.scheduler.tables.scheduling_hint import NO_HINT, SchedulingHint, hint_of
 from cluster.scheduler.tables.shapes import PodShape, Shapes
 from cluster.scheduler.tables.tables import Tables
 from tests.cluster.scheduler.configuration.files import args, enabled, file, load
@@ -158,3 +164,70 @@ def test_a_pod_gets_the_numa_node_that_is_recorded_on_it() -> None:
     small = {"node": 1, "resources": {"cpu": "4", "memory": "4Gi"}}
     shape = _pod({"cpuset": "8-11", "numaNodeResources": [small]})
     assert cluster.allocate(shape, "n") == "Insufficient NUMA memory"
+
+
+_NAMES = '{"nodeNames": ["n1"], "preferredNodeNames": ["n2", "n3"]}'
+
+
+@pytest.mark.parametrize(
+    ("annotations", "hint"),
+    [
+        ({}, NO_HINT),
+        ({_HINT: ""}, NO_HINT),
+        ({_HINT: "null"}, NO_HINT),
+        ({_OLD: "{}"}, NO_HINT),
+        ({_HINT: _NAMES}, SchedulingHint(nodes=("n1",), preferred=("n2", "n3"))),
+        ({_HINT: "", _OLD: _NAMES}, SchedulingHint(nodes=("n1",), preferred=("n2", "n3"))),
+        ({_HINT: '{"nodeNames": ["n0"]}', _OLD: _NAMES}, SchedulingHint(nodes=("n0",))),
+        (
+            {
+                _HINT: '{"extensions": {"NodeNUMAResource": {}}}',
+                ANNOTATION_RESOURCE_STATUS: '{"cpuset": "0-1"}',
+            },
+            SchedulingHint(recorded=True, cpus=CpuSet.parse("0-1")),
+        ),
+        (
+            {
+                _HINT: '{"extensions": {"NodeNUMAResource": {}}}',
+                ANNOTATION_RESOURCE_STATUS: (
+                    '{"numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}'
+                ),
+            },
+            SchedulingHint(recorded=True, numa=((1, {"cpu": 2000}),)),
+        ),
+        # Without the extension, what is recorded says nothing.
+        ({_HINT: "{}", ANNOTATION_RESOURCE_STATUS: '{"cpuset": "0-1"}'}, NO_HINT),
+    ],
+)
+def test_hints_as_they_are_read(annotations: dict[str, str], hint: SchedulingHint) -> None:
+    assert hint_of(Shapes().of(make_pod("p", annotations=annotations))) == hint
+
+
+def test_devices_of_a_hint_are_those_that_are_recorded() -> None:
+    recorded = '{"gpu": [{"minor": 3, "resources": {"koordinator.sh/gpu-core": "100"}}]}'
+    for extensions, expected in (("DeviceShare", [3]), ("NodeNUMAResource", [])):
+        annotations = {
+            _HINT: json.dumps({"extensions": {extensions: {}}}),
+            ANNOTATION_DEVICE_ALLOCATED: recorded,
+        }
+        hint = hint_of(Shapes().of(make_pod("p", annotations=annotations)))
+        assert [device.minor for device in hint.devices.get("gpu", ())] == expected
+        assert not hint.recorded
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {_HINT: "{"},
+        {_HINT: '{"nodeNames": "n1"}'},
+        {
+            _HINT: '{"extensions": {"NodeNUMAResource": {}}}',
+            ANNOTATION_RESOURCE_STATUS: "{",
+        },
+        {_HINT: '{"extensions": {"DeviceShare": {}}}', ANNOTATION_DEVICE_ALLOCATED: "{"},
+    ],
+)
+def test_a_hint_that_cannot_be_read_is_an_error_of_the_pod(annotations: dict[str, str]) -> None:
+    hint = hint_of(Shapes().of(make_pod("p", annotations=annotations)))
+    assert hint.error is not None and hint.error.obj == "Pod"
+    assert hint == SchedulingHint(error=hint.error)

@@ -33,9 +33,13 @@ def test_each_of_two_budgets_counts() -> None:
     budgets = DisruptionBudgets()
     budgets.set(_budget("one", "a", 1))
     budgets.set(_budget("two", "a", 0))
-    assert budgets.violating([_booking("p0", "a")]) == {"p0"}
+    pod = _booking("p0", "a")
+    assert budgets.violating([pod]) == {"p0"}
+    assert {budget.name for budget in budgets.of(pod.shape)} == {"one", "two"}
     budgets.delete("default", "two")
-    assert budgets.violating([_booking("p0", "a")]) == frozenset()
+    budgets.delete("default", "two")
+    assert budgets.violating([pod]) == frozenset()
+    assert {budget.name for budget in budgets.of(pod.shape)} == {"one"}
 
 
 def test_pods_that_count_as_disrupted_use_up_nothing() -> None:
@@ -82,3 +86,27 @@ def test_evictions_count_until_the_status_is_written_again() -> None:
     assert budgets.violating([_booking("p1", "a")]) == {"p1"}
     budgets.set(budget)
     assert budgets.violating([_booking("p1", "a")]) == frozenset()
+
+
+def test_what_is_spent_in_a_trial_or_given_back_may_be_spent_again() -> None:
+    budgets = DisruptionBudgets()
+    budget = _budget("one", "a", 2)
+    budgets.set(budget)
+    budgets.spend(_booking("p0", "a"))
+    for _ in range(2):
+        with budgets.trial():
+            budgets.spend(_booking("p1", "a"))
+            assert budgets.allowed(budget) == 0
+        assert budgets.allowed(budget) == 1
+    budgets.spend(_booking("p0", "a"))  # the same pod once more
+    assert budgets.allowed(budget) == 1
+    budgets.give_back(_booking("p1", "a"))
+    assert budgets.allowed(budget) == 1
+    budgets.give_back(_booking("p0", "a"))
+    assert budgets.allowed(budget) == 2
+    budgets.set(_budget("one", "a", 2, disrupted=frozenset({"p0"})))
+    budgets.spend(_booking("p0", "a"))
+    assert budgets.allowed(budget) == 2
+    assert len(budgets) == 1
+    budgets.set(_budget("two", "b", 2))
+    assert len(budgets) == 2

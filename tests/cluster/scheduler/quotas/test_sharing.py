@@ -136,3 +136,22 @@ def test_shares_are_those_of_the_oracle(
             if q.weight and share < requests[q.name]
         ]
         assert not hungry
+
+
+@pytest.mark.parametrize("total", [-5, 0])
+@pytest.mark.parametrize("least", [0, 30])
+def test_where_nothing_is_left_only_what_is_not_lent_in_full_is_given(
+    total: int, least: int
+) -> None:
+    claims = [Claim("a", 50, least, 1), Claim("b", 20, 40, 1, lends=False)]
+    columns = Columns.of(claims)
+    assert columns is not None
+    for scale, expected in ((True, [0, 0]), (False, [least, 40])):
+        assert divide(total, claims, scale=scale) == expected
+        found = columns.divide(total, scale=scale)
+        assert found is not None and found.tolist() == expected
+    idle = [Claim("a", 50, 0, 1), Claim("b", 0, 0, 1)]
+    none = Columns.of(idle)
+    assert none is not None
+    found = none.divide(total, scale=True)
+    assert found is not None and found.tolist() == divide(total, idle, scale=True) == [0, 0]

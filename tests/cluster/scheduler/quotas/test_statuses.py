@@ -22,9 +22,12 @@ from cluster.scheduler.binding.quota_upkeep import QuotaUpkeep
 from cluster.scheduler.configuration.koordinator_arguments import ElasticQuotaArgs
 from cluster.scheduler.configuration.strict import Seconds
 from cluster.scheduler.plugins.quotas.overuse import OveruseMonitor, Revoked
+from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.quotas.exposition import quota_lines
 from cluster.scheduler.tables.quotas.figures import QuotaFigures, figures
 from cluster.scheduler.tables.quotas.table import QuotaTable
+from cluster.scheduler.tables.quotas.tree import Sharing
+from cluster.scheduler.tables.shapes import PodShape
 from kube.cache import Change, Event
 from kube.client import Client
 from tests.cluster.fake_api import in_virtual_time
@@ -104,6 +107,94 @@ def test_gauges_show_all_quotas() -> None:
     assert f'scheduler_elastic_quota_status{{{labels},field="used"}} 3000\n' in lines
     assert f'scheduler_elastic_quota_status{{{labels},field="runtime"}} 6000\n' in lines
     assert any('name="parent"' in line and 'is_parent="true"' in line for line in lines)
+
+
+def test_gauges_show_every_field_of_a_tree_with_guarantees() -> None:
+    bed = Bed("10", several_trees=True, sharing=Sharing(guarantee=True))
+    bed.quota(
+        "top",
+        {"cpu": "4"},
+        {"cpu": "9"},
+        weight={"cpu": "3"},
+        labels={"is-parent": "true", "is-root": "true", "tree-id": "t"},
+        annotations={
+            "total-resource": '{"cpu": "8"}',
+            "unschedulable-resource": '{"cpu": "1"}',
+        },
+    )
+    bed.quota("leaf", {"cpu": "2"}, {"cpu": "6"}, parent="top", labels={"tree-id": "t"})
+    bed.place("1", "leaf", "3")
+    bed.want("2", "leaf", "4")
+    firm = bed.shape("leaf", "500m", labels={PREFIX + "preemptible": "false"})
+    bed.table.place(Booking("default/3", "3", firm, "n0"))
+    top = 'resource="cpu",tree="t",is_parent="true",parent="koordinator-root-quota"'
+    leaf = 'resource="cpu",tree="t",is_parent="false",parent="top"'
+    shown = {
+        (name, labels, kind, field): amount
+        for name, labels, kind, amounts in (
+            ("top", top, "spec", {"min": 4000, "max": 9000, "sharedWeight": 3000}),
+            ("leaf", leaf, "spec", {"min": 2000, "max": 6000, "sharedWeight": 6000}),
+            (
+                "top",
+                top,
+                "status",
+                {
+                    "used": 3500,
+                    "runtime": 6000,
+                    "request": 6000,
+                    "child-request": 6000,
+                    "guaranteed": 4000,
+                    "allocated": 3500,
+                    "non-preemptible-request": 500,
+                    "non-preemptible-used": 500,
+                    "unschedulable-resource": 1000,
+                },
+            ),
+            (
+                "leaf",
+                leaf,
+                "status",
+                {
+                    "used": 3500,
+                    "runtime": 6000,
+                    "request": 7500,
+                    "child-request": 7500,
+                    "guaranteed": 3500,
+                    "allocated": 3500,
+                    "non-preemptible-request": 500,
+                    "non-preemptible-used": 500,
+                },
+            ),
+        )
+        for field, amount in amounts.items()
+    }
+    assert [line for line in quota_lines(bed.table) if 'name="koordinator-' not in line] == [
+        line
+        for kind, text in (
+            ("spec", "What quotas say."),
+            ("status", "What quotas request, use and may use."),
+        )
+        for gauge in (f"scheduler_elastic_quota_{kind}",)
+        for line in (
+            f"# HELP {gauge} {text}\n# TYPE {gauge} gauge\n",
+            *(
+                f'{gauge}{{name="{name}",{labels},field="{field}"}} {amount}\n'
+                for (name, labels, of, field), amount in shown.items()
+                if of == kind
+            ),
+        )
+    ]
+
+
+def test_a_quota_that_goes_while_gauges_are_read_is_left_out() -> None:
+    bed = _bed()
+    bed.quota("b", {"cpu": "1"}, {"cpu": "6"})
+    lines = quota_lines(bed.table)
+    begun = [next(lines), next(lines)]
+    bed.table.delete_quota("team/a")
+    rest = [*begun, *lines]
+    assert not any('name="a"' in line for line in rest)
+    assert any('name="b"' in line and 'field="min"' in line for line in rest)
 
 
 class _Requests:
@@ -284,3 +375,84 @@ def test_a_built_in_name_in_another_namespace_is_no_built_in_quota() -> None:
         "koordinator-system/koordinator-system-quota",
     ]
     assert sorted(requests.patched) == ["koordinator-system/koordinator-default-quota", "team/a"]
+
+
+def test_minimums_are_shown_as_they_count_now() -> None:
+    for scale, expected in ((True, {"cpu": 5000}), (False, {"cpu": 20000})):
+        bed = Bed("10", sharing=Sharing(scale=scale))
+        for name in ("a", "b"):
+            bed.quota(name, {"cpu": "20"}, {"cpu": "30"})
+        assert _figures(bed).scaled_least == expected
+    # The default quota divides nothing with others.
+    bed = Bed("10")
+    built_in = {"namespace": "koordinator-system"}
+    assert not bed.quota("koordinator-default-quota", {"cpu": "20"}, {"cpu": "30"}, **built_in)
+    assert _figures(bed, "koordinator-default-quota").scaled_least == {"cpu": 20000}
+
+
+def test_figures_tell_a_quotas_own_pods_from_those_below_and_firm_ones_from_others() -> None:
+    bed = Bed("10", sharing=Sharing(guarantee=True))
+    bed.quota("top", {"cpu": "4"}, {"cpu": "9"}, weight={"cpu": "3"})
+    bed.quota("leaf", {"cpu": "2"}, {"cpu": "6"}, parent="top", lends=False)
+
+    def firm(quota: str, cpu: str) -> PodShape:
+        return bed.shape(quota, cpu, labels={PREFIX + "preemptible": "false"})
+
+    bed.place("1", "leaf", "3")
+    bed.want("2", "leaf", "4")
+    bed.table.place(Booking("default/3", "3", firm("leaf", "500m"), "n0"))
+    bed.table.want("4", firm("leaf", "250m"))
+    bed.table.place(Booking("default/5", "5", firm("top", "125m"), "n0"))
+
+    def cpu(amount: int) -> dict[str, int]:
+        return {"cpu": amount}
+
+    assert _figures(bed, "leaf") == QuotaFigures(
+        name="leaf",
+        parent="top",
+        is_parent=False,
+        tree="",
+        lends=False,
+        least=cpu(2000),
+        most=cpu(6000),
+        weight=cpu(6000),
+        scaled_least=cpu(2000),
+        runtime=cpu(6000),
+        request=cpu(7750),
+        child_request=cpu(7750),
+        used=cpu(3500),
+        firm_request=cpu(750),
+        firm_used=cpu(500),
+        own_request=cpu(7750),
+        own_used=cpu(3500),
+        own_firm_request=cpu(750),
+        own_firm_used=cpu(500),
+        allocated=cpu(3500),
+        guaranteed=cpu(3500),
+        unschedulable={},
+    )
+    assert _figures(bed, "top") == QuotaFigures(
+        name="top",
+        parent="koordinator-root-quota",
+        is_parent=True,
+        tree="",
+        lends=True,
+        least=cpu(4000),
+        most=cpu(9000),
+        weight=cpu(3000),
+        scaled_least=cpu(4000),
+        # The request of the quota below counts up to its maximum.
+        runtime=cpu(6125),
+        request=cpu(6125),
+        child_request=cpu(6125),
+        used=cpu(3625),
+        firm_request=cpu(875),
+        firm_used=cpu(625),
+        own_request=cpu(125),
+        own_used=cpu(125),
+        own_firm_request=cpu(125),
+        own_firm_used=cpu(125),
+        allocated=cpu(3625),
+        guaranteed=cpu(4000),
+        unschedulable={},
+    )

@@ -698,3 +698,152 @@ def test_grace_periods_of_years_leave_nothing_behind_once_their_pods_are_gone() 
     assert bed.table.quotas["a"].own.used == {"cpu": 1000}
     assert bed.table.advance(5000.0)
     assert not bed.table.quotas["a"].own.used
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("spec.min.cpu", {"least": {"cpu": "-1"}}),
+        ("spec.max.memory", {"most": {"memory": "-1Gi"}}),
+        (
+            'metadata.annotations["quota.scheduling.koordinator.sh/shared-weight"].cpu',
+            {"weight": {"cpu": "-1"}},
+        ),
+        ("spec.min.memory", {"least": {"memory": "3Gi"}, "most": {"memory": "2Gi"}}),
+    ],
+)
+def test_the_amount_that_cannot_be_used_is_named(field: str, change: dict[str, Any]) -> None:
+    problem = Bed().quota("a", **change)
+    assert problem.startswith(f"ElasticQuota team/a: {field} = ")
+
+
+def test_a_quota_may_begin_and_cease_to_limit_a_resource() -> None:
+    bed = Bed("100")
+    bed.quota("a", {}, {"memory": "1Gi"})
+    bed.quota("b", {}, {"cpu": "100"})
+    bed.want("1", "a", "60")
+    bed.want("2", "b", "100")
+    assert bed.cpus() == {"a": 0, "b": 100}
+    bed.quota("a", {}, {"cpu": "100", "memory": "1Gi"})
+    assert bed.cpus() == {"a": 50, "b": 50}
+    bed.quota("a", {}, {"memory": "1Gi"})
+    assert bed.cpus() == {"a": 0, "b": 100}
+
+
+def test_what_grace_periods_end_does_not_forget_that_a_pod_waits() -> None:
+    bed = Bed("100", terminating=Terminating.IN_GRACE_PERIOD)
+    bed.quota("a", {}, {"cpu": "100"})
+    shape = bed.want("1", "a", "3")
+    bed.table.place(Booking("default/1", "1", shape, "n0", terminating=True, ends=100.0))
+    assert bed.table.quotas["a"].own.used["cpu"] == 3000
+    assert not bed.table.advance(99.0)
+    assert bed.table.advance(100.0)
+    assert bed.table.quotas["a"].own.used["cpu"] == 0
+    assert bed.table.quotas["a"].own.request["cpu"] == 3000
+    assert not bed.table.unwant("2") and bed.table.unwant("1")
+    assert bed.table.quotas["a"].own.request["cpu"] == 0
+
+
+def test_a_deleted_parent_that_is_made_again_is_parent_to_others_too() -> None:
+    bed = Bed("100")
+    bed.quota("top", {}, {"cpu": "100"})
+    bed.quota("a", {}, {"cpu": "100"}, parent="top")
+    bed.table.delete_quota("team/top")
+    assert list(bed.table.problems()) == ["team/top"]
+    assert bed.quota("other", {}, {"cpu": "50"}, parent="a") == ""
+    version = bed.table.version
+    assert bed.quota("top", {}, {"cpu": "100"}) == ""
+    assert not bed.table.problems() and bed.table.version > version
+    bed.table.delete_quota("team/a")
+    bed.table.delete_quota("team/other")
+    assert list(bed.cpus()) == ["top"]
+
+
+def test_a_quota_keeps_the_tree_of_its_children() -> None:
+    bed = Bed("100", several_trees=True)
+    root = {"tree-id": "t", "is-root": "true", "is-parent": "true"}
+    assert bed.quota("top", {}, {"cpu": "10"}, labels=root) == ""
+    assert bed.quota("a", {}, {"cpu": "10"}, parent="top", labels={"tree-id": "t"}) == ""
+    moved = bed.quota("top", {}, {"cpu": "10"}, labels=root | {"tree-id": "u"})
+    assert moved == (
+        "ElasticQuota team/top: tree-id 'u' differs from that of its child a, which is 't'"
+    )
+    strange = bed.quota("b", {}, {"cpu": "10"}, parent="top", labels={"tree-id": "u"})
+    assert strange == (
+        "ElasticQuota team/b: tree-id 'u' differs from that of parent top, which is 't'"
+    )
+
+
+def test_amounts_beyond_what_is_divided_at_once_are_divided_one_by_one() -> None:
+    bed = Bed("100")
+    large = str(2**52)
+    for name in ("a", "b"):
+        bed.quota(name, {}, {"cpu": large}, weight={"cpu": "1"})
+    bed.want("1", "a", "80")
+    bed.want("2", "b", "80")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    # The limited request of one quota leaves the bounds, and comes back into them.
+    shapes = [bed.want(f"more-{number}", "a", str(2**42)) for number in range(300)]
+    assert bed.cpus() == {"a": 50, "b": 50}
+    for number in range(len(shapes)):
+        bed.table.unwant(f"more-{number}")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    bed.table.unwant("2")
+    assert bed.cpus() == {"a": 80, "b": 0}
+
+
+def test_a_quota_that_waits_and_becomes_unreadable_does_not_come_into_force() -> None:
+    bed = Bed("100")
+    assert "parent top does not exist" in bed.quota("a", {}, {"cpu": "10"}, parent="top")
+    broken = bed.quota("a", {}, {"cpu": "-1"}, parent="top")
+    assert bed.quota("top", {}, {"cpu": "10"}) == ""
+    assert list(bed.cpus()) == ["top"]
+    assert dict(bed.table.problems()) == {"team/a": broken}
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "expected"),
+    [
+        ({}, {}, {"root": 30, "a": 30, "b": 70}),
+        ({"ignore-default-tree": "true"}, {}, {"root": 30, "a": 30, "b": 100}),
+        ({}, {"total-resource": '{"cpu":"40"}'}, {"root": 40, "a": 40, "b": 60}),
+        ({"is-root": "false"}, {}, {"root": 0, "a": 0, "b": 100}),
+    ],
+)
+def test_an_edited_root_of_a_tree_takes_other_amounts_out_of_the_default_tree(
+    labels: dict[str, str], annotations: dict[str, str], expected: dict[str, float]
+) -> None:
+    root = {"tree-id": "t", "is-root": "true", "is-parent": "true"}
+    total = {"total-resource": '{"cpu":"30"}'}
+    bed = Bed("100", several_trees=True)
+    bed.quota("root", {}, {"cpu": "1000"}, labels=root, annotations=total)
+    bed.quota("a", {}, {"cpu": "1000"}, parent="root", labels={"tree-id": "t"})
+    bed.quota("b", {}, {"cpu": "1000"})
+    bed.want("1", "a", "1000")
+    bed.want("2", "b", "1000")
+    assert bed.cpus() == {"root": 30, "a": 30, "b": 70}
+    edited = {"labels": root | labels, "annotations": total | annotations}
+    assert not bed.quota("root", {}, {"cpu": "1000"}, **edited)
+    assert bed.cpus() == expected
+
+
+def test_a_tree_has_nothing_of_what_no_node_has() -> None:
+    bed = Bed("100")
+    bed.quota("a", {}, {"example.com/x": "5"})
+    top = bed.table.top("")
+    assert top is not None
+    assert (top.runtime("example.com/x"), top.runtime("cpu")) == (0, 100_000)
+    assert bed.table.total_names == ["cpu", "memory", "pods"]
+
+
+def test_a_division_follows_what_becomes_guaranteed_after_it() -> None:
+    bed = Bed("100", sharing=Sharing(guarantee=True))
+    for name in ("a", "b"):
+        bed.quota(name, {}, {"cpu": "100"})
+    bed.want("1", "a", "100")
+    bed.want("2", "b", "100")
+    assert bed.cpus() == {"a": 50, "b": 50}
+    booking = bed.place("3", "a", "80")
+    assert bed.cpus() == {"a": 90, "b": 10}
+    bed.table.remove(booking)
+    assert bed.cpus() == {"a": 50, "b": 50}

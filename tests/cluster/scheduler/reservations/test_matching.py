@@ -17,6 +17,7 @@ from apis.keys import (
 from apis.scheduling_pod import decode_scheduling_pod
 from cluster.scheduler.configuration.reading import read_configuration
 from cluster.scheduler.profiles import make_plugins
+from cluster.scheduler.tables.reservations.asked import Asked, asked_of
 from cluster.scheduler.tables.reservations.matching import Match, match
 from cluster.scheduler.tables.shapes import PodShape, Shapes, personal
 from cluster.scheduler.tables.tables import Tables
@@ -166,6 +167,21 @@ def _terms(*terms: dict[str, Any]) -> dict[str, Any]:
             {},
             Match.YES,
         ),
+        *(
+            (
+                _terms({"matchFields": [{"key": key, "operator": operator, "values": values}]}),
+                {},
+                to,
+            )
+            for key, operator, values, to in (
+                ("metadata.name", "In", ["other"], Match.AFFINITY),
+                ("metadata.name", "NotIn", ["other"], Match.YES),
+                ("metadata.name", "NotIn", ["r"], Match.AFFINITY),
+                ("metadata.name", "Exists", [], Match.AFFINITY),
+                ("metadata.uid", "In", ["r"], Match.AFFINITY),
+                ("metadata.uid", "NotIn", ["other"], Match.AFFINITY),
+            )
+        ),
         (
             _terms({"matchExpressions": [{"key": "rank", "operator": "Gt", "values": ["3"]}]}),
             {"labels": {"rank": "4"}},
@@ -280,3 +296,65 @@ def test_matches_follow_labels_of_nodes() -> None:
     assert len(tables.reservations.matched(pod)) == 1
     tables.upsert_node(make_node("n"))
     assert len(tables.reservations.matched(pod)) == 0
+
+
+def test_one_of_several_owners_of_a_pod_is_enough() -> None:
+    other = {"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o-1"}
+    metadata = {"name": "p", "namespace": "default", "ownerReferences": [other, _CONTROLLER]}
+    pod = {"metadata": metadata, "spec": {"containers": [{"name": "c"}]}}
+    shape = Shapes().of(decode_scheduling_pod(json.dumps(pod).encode()))
+    for name, expected in (("rs", Match.YES), ("o", Match.YES), ("x", Match.OWNER)):
+        wanted = {"apiVersion": "", "kind": "", "name": name, "uid": ""}
+        facts = make_facts("r", owners=({"controller": wanted},))
+        assert match(shape, facts, {}) is expected
+        anyone = make_facts("r", owners=({"controller": wanted}, {"labelSelector": {}}))
+        assert match(shape, anyone, {}) is Match.YES
+
+
+def test_only_reservations_that_mean_a_pod_have_a_verdict_on_it() -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    both = {"labelSelector": {"matchLabels": {"app": "a", "tier": "x"}}}
+    one = {"labelSelector": {"matchLabels": {"app": "a"}}}
+    put(tables, shapes, make_facts("both", owners=(both,)), "n", {"cpu": "1"})
+    put(tables, shapes, make_facts("one", owners=(one,)), "n", {"cpu": "1"})
+    put(tables, shapes, make_facts("closed", owners=(one,), unschedulable=True), "n", {"cpu": "1"})
+    table = tables.reservations
+    pod = shapes.of(make_pod("p", labels={"app": "a"}))
+    assert {table.facts(slot).name: verdict for slot, verdict in table.verdicts(pod)} == {
+        "one": Match.YES,
+        "closed": Match.UNSCHEDULABLE,
+    }
+    assert table.matched(pod).tolist() == [table.slot("uid-one")]
+    assert table.verdicts(shapes.of(make_pod("q"))) == ()
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "expected"),
+    [
+        ({}, {}, Asked()),
+        ({}, {LABEL_RESERVATION_IGNORED: "true"}, Asked(ignores=True)),
+        ({ANNOTATION_RESERVE_POD: "true"}, {}, Asked(reserves=True)),
+        ({ANNOTATION_RESERVE_POD: "no"}, {}, Asked()),
+        (
+            {ANNOTATION_RESERVE_POD: "true"},
+            {LABEL_RESERVATION_IGNORED: "true"},
+            Asked(reserves=True),
+        ),
+    ],
+)
+def test_what_a_pod_asks_of_reservations(
+    annotations: dict[str, str], labels: dict[str, str], expected: Asked
+) -> None:
+    shape = Shapes().of(make_pod("p", annotations=annotations, labels=labels))
+    assert asked_of(shape) == expected
+
+
+@pytest.mark.parametrize(
+    "key", [ANNOTATION_RESERVATION_AFFINITY, ANNOTATION_EXACT_MATCH_RESERVATION]
+)
+def test_an_annotation_about_reservations_that_cannot_be_read_is_named(key: str) -> None:
+    asked = asked_of(Shapes().of(make_pod("p", annotations={key: "{"})))
+    assert asked.error is not None and asked.error.obj == "Pod"
+    assert key in asked.error.field
+    assert asked == Asked(error=asked.error)

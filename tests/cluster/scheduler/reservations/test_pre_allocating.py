@@ -23,6 +23,7 @@ from cluster.scheduler.tables.booking import Booking
 from cluster.scheduler.tables.reservations.pre_allocation import (
     ANNOTATION,
     PreAllocation,
+    demand_of,
     text_of,
 )
 from cluster.scheduler.tables.shapes import PodShape, Shapes
@@ -201,3 +202,27 @@ def test_candidates_of_the_cluster_are_taken_by_their_priority(
     shape = shapes.of(make_pod("r", requests={"cpu": "2"}, annotations=annotations))
     found = PreAllocating(Settings(cluster=True)).taken_over(shape, tables, slice(0, 1))
     assert [booking.uid for booking in found[0]] == [taken]
+
+
+_DEMAND = PreAllocation(
+    name="r",
+    owners=(ReservationOwner(label_selector=LabelSelector(match_labels={"app": "a"})),),
+    cluster=True,
+    required=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "demand"),
+    [
+        ({ANNOTATION_RESERVE_POD: "true", ANNOTATION: text_of(_DEMAND)}, _DEMAND),
+        ({ANNOTATION_RESERVE_POD: "true", ANNOTATION: "{"}, None),
+        ({ANNOTATION_RESERVE_POD: "true"}, None),
+        # A pod of a user.
+        ({ANNOTATION: text_of(_DEMAND)}, None),
+    ],
+)
+def test_a_demand_is_read_from_reserve_pods_alone(
+    annotations: dict[str, str], demand: PreAllocation | None
+) -> None:
+    assert demand_of(Shapes().of(make_pod("p", annotations=annotations))) == demand

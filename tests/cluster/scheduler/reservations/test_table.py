@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -306,3 +307,41 @@ def test_many_reservations_grow_the_table() -> None:
     for number in range(50):
         tables.reservations.delete(f"uid-r{number}")
     assert len(tables.reservations.matched(owner)) == 0
+
+
+def test_a_reservation_that_moves_to_another_node_is_found_there_alone() -> None:
+    tables, shapes = Tables(), Shapes()
+    for node in ("n0", "n1"):
+        tables.upsert_node(make_node(node))
+    table = tables.reservations
+    for name in ("c", "a", "b"):
+        put(tables, shapes, make_facts(name), "n0", {"cpu": "8"})
+    slots = {name: table.slot(f"uid-{name}") for name in "abc"}
+    # In the order of their slots, however they came to the node.
+    assert list(table.slots_on(0)) == sorted(table.slots_on(0))
+    put(tables, shapes, make_facts("c"), "n1", {"cpu": "8"})
+    assert set(table.slots_on(0)) == {slots["a"], slots["b"]}
+    assert list(table.slots_on(1)) == [slots["c"]]
+    put(tables, shapes, make_facts("c"), "n0", {"cpu": "8"})
+    assert list(table.slots_on(0)) == sorted(table.slots_on(0))
+    assert set(table.slots_on(0)) == set(slots.values())
+    assert table.rows() == {0}
+
+
+def test_a_reservation_is_found_by_the_name_that_it_has_now() -> None:
+    tables = Tables()
+    table = tables.reservations
+    first = make_facts("a")
+    table.upsert(first)
+    renamed = replace(first, name="b")
+    table.upsert(renamed)
+    assert table.by_name("a") is None and table.by_name("b") == renamed
+    # Another one of the name takes it over, and keeps it when the former one goes.
+    again = replace(make_facts("c"), name="b")
+    table.upsert(again)
+    table.delete(first.uid)
+    assert table.by_name("b") == again
+    assert list(table) == [again] and len(table) == 1
+    table.delete(again.uid)
+    table.delete(again.uid)
+    assert table.by_name("b") is None and list(table) == []

@@ -10,7 +10,7 @@ import pytest
 
 from apis.decode import to_plain
 from apis.errors import InputError
-from cluster.scheduler.tables.gather import Gather, gather_of, index_of, selected
+from cluster.scheduler.tables.gather import NO_INDEX, Gather, gather_of, index_of, selected
 from cluster.scheduler.tables.network_topology import (
     OUTSIDE,
     NetworkTopology,
@@ -187,3 +187,38 @@ def test_pods_of_a_job_are_named_by_a_label() -> None:
     )
     assert selected(shapes.of(make_pod("p", labels=labels, annotations={key: "other"}))) is None
     assert selected(shapes.of(make_pod("p", labels=labels))) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [("0", 0), ("999999999", 999999999), ("1000000000", NO_INDEX), ("", NO_INDEX), ("x", NO_INDEX)],
+)
+def test_an_index_has_at_most_nine_digits(text: str, index: int) -> None:
+    key = "gang.scheduling.koordinator.sh/network-topology-index"
+    assert index_of(Shapes().of(make_pod("p", annotations={key: text}))) == index
+
+
+def test_the_tree_follows_nodes_that_come_and_go_and_their_labels() -> None:
+    tables = _tables({"a": {"spine": "s1", "rack": "r1"}})
+    network = NetworkTopology(tables.nodes)
+    assert network.tree() is None
+    network.set(layers_of(topology(*RACKS)))
+
+    def names() -> list[str]:
+        tree = network.tree()
+        assert tree is not None and network.tree() is tree
+        return sorted(domain.name for domain in tree.domains)
+
+    first = names()
+    tables.upsert_node(make_node("b", labels={"spine": "s1", "rack": "r2"}))
+    with_two = names()
+    assert len(with_two) > len(first)
+    tables.upsert_node(make_node("b", labels={"spine": "s1", "rack": "r3"}))
+    moved = names()
+    assert len(moved) == len(with_two) and moved != with_two
+    tables.delete_node("b")
+    assert names() == first
+    network.set(None)
+    assert network.tree() is None
+    network.set(layers_of(topology(RACKS[0], ("NodeTopologyLayer", "SpineLayer", []))))
+    assert len(names()) < len(first)

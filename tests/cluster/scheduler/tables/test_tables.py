@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,10 +16,11 @@ from apis.keys import PODS
 from apis.scheduling_pod import SchedulingNode
 from cluster.scheduler.tables import amounts
 from cluster.scheduler.tables.amounts import OWN_COLUMNS
-from cluster.scheduler.tables.booking import Booking
+from cluster.scheduler.tables.booking import Allocation, Booking
 from cluster.scheduler.tables.occupants import NOBODY
 from cluster.scheduler.tables.shapes import Shapes
 from cluster.scheduler.tables.tables import Tables
+from cluster.scheduler.tables.use import NO_USE, Use
 from tests.cluster.scheduler.making import make_node, make_pod
 from tests.cluster.scheduler.reservations.making import make_facts
 
@@ -95,6 +98,51 @@ def test_tables_depend_on_the_objects_and_not_on_their_history(
         anew.upsert_node(node)
     assert _observed(tables) == _observed(anew)
     assert dict(tables.bookings) == bookings
+
+
+def test_a_reservation_takes_over_the_pods_of_its_node_until_it_goes() -> None:
+    tables, shapes = Tables(), Shapes()
+    for node in ("n0", "n1"):
+        tables.upsert_node(make_node(node))
+    pods = {
+        uid: Booking(uid, uid, shapes.of(make_pod(uid, requests={"cpu": "1"})), node)
+        for uid, node in (("a", "n0"), ("b", "n0"), ("c", "n0"), ("elsewhere", "n1"))
+    }
+    for booking in pods.values():
+        tables.place(booking)
+    taking = Booking(
+        "r",
+        "r",
+        shapes.of(make_pod("r", requests={"cpu": "3"})),
+        "n0",
+        Allocation(takes=("gone", "elsewhere", "a", "b", "c")),
+    )
+    tables.place(taking)
+    assert {uid: booking.allocation.reservation for uid, booking in tables.bookings.items()} == {
+        "a": "r", "b": "r", "c": "r", "elsewhere": "", "r": "",
+    }  # fmt: skip
+    assert tables.taken("a") == ("r", pods["a"]) and tables.taken("elsewhere") is None
+    # A pod that is placed again is no longer taken over, and one that is gone does not come back.
+    again = replace(pods["a"], allocation=Allocation(reservation="r"))
+    tables.place(again)
+    tables.remove("b")
+    assert tables.remove("r") is taking
+    assert tables.taken("a") is None and tables.taken("c") is None
+    assert dict(tables.bookings) == {"a": again} | {uid: pods[uid] for uid in ("c", "elsewhere")}
+
+
+def test_a_booking_that_is_put_back_is_taken_over_as_before() -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n0"))
+    pod = Booking("a", "a", shapes.of(make_pod("a")), "n0")
+    tables.place(pod)
+    tables.place(Booking("r", "r", shapes.of(make_pod("r")), "n0", Allocation(takes=("a",))))
+    taken = tables.taken("a")
+    removed = tables.remove("a")
+    assert removed is not None and tables.taken("a") is None
+    tables.place(removed, taken)
+    tables.remove("r")
+    assert tables.bookings["a"] == pod
 
 
 def test_replicas_share_a_shape_and_other_content_does_not() -> None:
@@ -317,3 +365,72 @@ def test_taints_that_no_node_has_any_more_do_not_pile_up() -> None:
     assert counts.tolist() == [1, 0, 1]
     assert {taint.key for taints in looked_at for taint in taints} == {"kept", "at-299"}
     assert int(tables.nodes.taint_set.max()) < 100
+    # Those that stayed keep one number for all nodes with them.
+    for name in ("kept", "kept too"):
+        tables.upsert_node(make_node(name, taints=[{"key": "kept", "effect": "NoSchedule"}]))
+    numbers = tables.nodes.taint_set[:4].tolist()
+    assert numbers[0] == numbers[3] and len(set(numbers)) == 3
+    assert [taint.key for taint in tables.nodes.taints(numbers[0])] == ["kept"]
+    assert tables.nodes.has_taints
+
+
+def test_a_node_without_pods_takes_none() -> None:
+    nodes = Tables().nodes
+    plain = make_node("n")
+    amounts = {name: each for name, each in plain.status.allocatable.items() if name != PODS}
+    status = msgspec.structs.replace(plain.status, allocatable=amounts)
+    row = nodes.upsert(msgspec.structs.replace(plain, status=status))
+    assert nodes.allowed_pods[row] == 0
+    nodes.upsert(plain)
+    assert nodes.allowed_pods[row] == 110
+
+
+@pytest.mark.parametrize("with_terminating", [True, False])
+def test_a_counter_follows_pods_that_begin_to_be_deleted_if_it_counts_them(
+    with_terminating: bool,
+) -> None:
+    tables, shapes = Tables(), Shapes()
+    tables.upsert_node(make_node("n"))
+    shape = shapes.of(make_pod("p"))
+    pods = [Booking(f"default/p{at}", f"p{at}", shape, "n") for at in range(3)]
+    tables.place(pods[0])
+    tables.place(replace(pods[1], terminating=True))
+    counter = tables.matches.counter("all", lambda _: 2, with_terminating=with_terminating)
+    ended = 2 if with_terminating else 0
+
+    def counted() -> int:
+        return int(counter.column(1)[0])
+
+    assert counted() == 2 + ended
+    tables.place(pods[2])
+    assert counted() == 4 + ended
+    tables.place(replace(pods[2], terminating=True))
+    assert counted() == 2 + 2 * ended
+    tables.remove("p1")
+    assert counted() == 2 + ended
+    tables.remove("p0")
+    assert counted() == ended
+
+
+def test_what_reservations_take_counts_in_amounts_scores_and_pods() -> None:
+    nodes = Tables().nodes
+    row = nodes.upsert(make_node("n"))
+    use = Use({"cpu": 1500, "memory": 7}, cpu=1500, memory=9, pods=2)
+    for sign in (use, NO_USE - use):
+        version = nodes.version
+        nodes.add_use(row, sign)
+        assert nodes.version > version
+        taken = sign is use
+        assert nodes.resources.amounts(nodes.requested[row]) == (use.amounts if taken else {})
+        assert nodes.scored[row].tolist() == ([1500, 9] if taken else [0, 0])
+        assert nodes.pods[row] == (2 if taken else 0)
+
+
+def test_the_content_of_a_row_is_new_with_each_change_until_it_is_restored() -> None:
+    nodes = Tables().nodes
+    row = nodes.upsert(make_node("n"))
+    content = int(nodes.content[row])
+    nodes.touch(row)
+    assert nodes.content[row] > content
+    nodes.restore_content(row, content)
+    assert nodes.content[row] == content and nodes.row_version[row] == nodes.version

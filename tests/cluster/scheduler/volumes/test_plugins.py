@@ -674,3 +674,143 @@ def test_a_claim_that_is_missing_refuses_the_pod_before_it_is_known_to_be_for_on
     assert raised.value.plugin == "VolumeRestrictions"
     cluster.claim("c", volume="v", modes=("ReadWriteMany",))
     assert not VolumeRestrictions().applies(pod, cluster.tables)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def test_whether_a_node_reaches_a_volume_is_known_of_known_nodes() -> None:
+    cluster = _cluster()
+    cluster.volume("v", terms=on(HOST, "n1"))
+    reaches = cluster.tables.reaches_volume
+    assert [reaches("v", node) for node in ("n0", "n1", "gone")] == [False, True, None]
+    assert reaches("unknown", "n1") is False
+
+
+def test_the_node_of_a_claim_is_the_selected_one_or_that_of_a_pod_that_plans_with_it() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    cluster.claim("c", class_name="made")
+
+    def node() -> str:
+        claim = volumes.claim("default/c")
+        assert claim is not None
+        return volumes.node_of(claim)
+
+    assert node() == ""
+    pod = pod_with("p", "c")
+    for other in ("n0", "n2"):
+        cluster.tables.delete_node(other)
+    assert _planned(cluster.place(pod)) == ("n1", {}, ("default/c",))
+    assert node() == "n1"
+    cluster.claim("c", class_name="made", annotations={"volume.kubernetes.io/selected-node": "n2"})
+    assert node() == "n2"
+    cluster.claim("c", class_name="made")
+    cluster.tables.remove(pod.metadata.uid)
+    assert node() == ""
+
+
+def test_an_attachment_takes_a_place_of_the_driver_that_it_names() -> None:
+    cluster = _cluster()
+    cluster.volume("v0", claim="c0", csi=("csi.old", "h0"))
+    cluster.volume("v1", claim="c1", csi=("csi.test", "h1"))
+    cluster.claim("c1", volume="v1")
+    cluster.csi_node("n0", csi_test=1)
+    cluster.tables.attachments.set_attachment("a", "n0", "csi.test", "v0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
+    # It may move to another node, and its volume may be unknown.
+    cluster.tables.attachments.set_attachment("a", "n1", "csi.test", "v0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    cluster.tables.attachments.set_attachment("b", "n0", "csi.test", "unknown")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+
+
+def test_a_class_that_changes_concerns_the_unbound_claims_with_it() -> None:
+    cluster = _cluster()
+    for name, fields in (
+        ("made", {"class_name": "made"}),
+        ("other", {"class_name": "wait"}),
+        ("bound", {"class_name": "made", "volume": "v"}),
+    ):
+        cluster.claim(name, **fields)
+    told: list[str] = []
+    cluster.tables.volumes.claim_changed.append(told.append)
+    cluster.storage_class("made", provisioner="csi.test")
+    assert told == []
+    cluster.storage_class("made", provisioner="csi.other")
+    assert told == ["default/made"]
+    cluster.tables.volumes.delete_class("made")
+    assert told == ["default/made"] * 2
+
+
+def test_a_volume_that_becomes_another_kind_is_found_as_that() -> None:
+    cluster = _cluster()
+    cluster.claim("c", modes=("ReadWriteMany",))
+    cluster.volume("v", terms=on(HOST, "n1"))
+    assert cluster.feasible(pod_with("p", "c")) == set()
+    cluster.volume("v", modes=("ReadWriteMany", "ReadWriteOnce"), terms=on(HOST, "n1"))
+    assert cluster.feasible(pod_with("p", "c")) == {"n1"}
+    cluster.volume("v", modes=("ReadWriteMany",), terms=on(HOST, "n1"), volumeMode="Block")
+    assert cluster.feasible(pod_with("p", "c")) == set()
+
+
+def test_a_volume_that_moves_to_another_class_is_found_there_alone() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    for name in ("v", "w"):
+        cluster.volume(name)
+
+    def names(class_name: str) -> list[str]:
+        return [each.name for each in volumes.candidates(class_name).volumes]
+
+    assert (names("wait"), names("made")) == (["v", "w"], [])
+    cluster.volume("v", class_name="made")
+    assert (names("wait"), names("made")) == (["w"], ["v"])
+    cluster.volume("v", class_name="made", labels={"a": "b"})
+    assert (names("wait"), names("made")) == (["w"], ["v"])
+    volumes.delete_volume("v")
+    assert (names("wait"), names("made")) == (["w"], [])
+    # One that grows is no longer the smallest that fits.
+    cluster.volume("x", size="2Gi")
+    assert names("wait") == ["w", "x"]
+    cluster.volume("w", size="3Gi")
+    assert names("wait") == ["x", "w"]
+
+
+def test_a_driver_that_no_longer_reports_its_storage_has_enough() -> None:
+    cluster = _cluster()
+    cluster.claim("c", class_name="made")
+    for reports, nodes in ((True, set()), (False, {"n0", "n1", "n2"}), (True, set())):
+        cluster.tables.volumes.set_driver("csi.test", reports_storage=reports)
+        assert cluster.feasible(pod_with("p", "c")) == nodes
+
+
+def test_a_planned_volume_that_is_gone_is_reserved_for_nothing() -> None:
+    cluster = _cluster()
+    volumes = cluster.tables.volumes
+    cluster.claim("c")
+    cluster.volume("v", terms=on(HOST, "n1"))
+    assert cluster.node_of(pod_with("p", "c")) == "n1"
+    claim = volumes.claim("default/c")
+    assert claim is not None
+    reserved = volumes.reserved_for(claim)
+    assert reserved is not None and reserved.name == "v"
+    volumes.delete_volume("v")
+    assert volumes.reserved_for(claim) is None
+
+
+def test_volumes_that_are_attached_count_when_their_driver_gets_its_first_limit() -> None:
+    cluster = _cluster()
+    for number in range(2):
+        cluster.volume(f"v{number}", claim=f"c{number}", csi=("csi.test", f"h{number}"))
+        cluster.claim(f"c{number}", volume=f"v{number}")
+    cluster.csi_node("n1", csi_other=1)
+    _run(cluster, "r0", "n0", "c0")
+    assert cluster.feasible(pod_with("p", "c1")) == {"n0", "n1", "n2"}
+    # Has all rows counted, of drivers with limits.
+    assert not cluster.tables.attachments.has_limit("csi.test")
+    cluster.volume("v2", claim="c2", csi=("csi.other", "h2"))
+    cluster.claim("c2", volume="v2")
+    assert cluster.feasible(pod_with("q", "c2")) == {"n0", "n1", "n2"}
+    cluster.csi_node("n0", csi_test=1)
+    assert cluster.feasible(pod_with("p", "c1")) == {"n1", "n2"}
