@@ -45,9 +45,8 @@ class ImageLocality(OfNodeAlone, ScoredAsIs):
         total = zeros(len(tables.nodes))
         for image in pod.derived(_full_names):
             where = tables.images.rows(image)
-            share = len(where) / tables.nodes.count
             for row, size in where.items():
-                total[row] += int(size * share)
+                total[row] += int(size * (len(where) / tables.nodes.count))
         largest = _LARGEST * max(len(pod.images), 1)
         within = np.clip(total[rows], _SMALLEST, largest)
         return MAX_SCORE * (within - _SMALLEST) // (largest - _SMALLEST)

@@ -24,7 +24,7 @@ from apis.keys import (
     LABEL_NUMA_TOPOLOGY_POLICY,
     LABEL_QOS_CLASS,
 )
-from apis.numa import CPUBindPolicy, NUMATopologyPolicy
+from apis.numa import CPUBindPolicy, NUMAAllocateStrategy, NUMATopologyPolicy
 from cluster.scheduler.exact.numa import (
     Hint,
     Hints,
@@ -118,7 +118,17 @@ def test_no_cpus_are_bound_on_a_node_whose_topology_is_not_known(
 ) -> None:
     scoring = Scoring(most_allocated=False, weights={"cpu": 1})
     demand = NumaDemand({"cpu": 4000}, CpuDemand(4, CPUBindPolicy.FULL_PCPUS), policy)
-    state = NumaState(topology=None)
+    state = NumaState(
+        topology=None,
+        free=0,
+        managed=0,
+        held={},
+        alone=0,
+        strategy=NUMAAllocateStrategy.UNSET,
+        cpu_ratio=100,
+        numa={},
+        bindable={},
+    )
     assert allocate(state, demand, scoring) == Unfit("node(s) invalid CPU Topology")
     assert allocate(state, replace(demand, cpus=None), scoring) == of_others
 
