@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -349,7 +350,12 @@ def _pods(name: str, chosen: Plain) -> dict[str, tuple[Plain, Plain]]:
 
 
 def _sizes(root: object) -> dict[str, int]:
-    """Return the sizes of all containers and arrays below an object, by the way to them."""
+    """Return the sizes of all containers and arrays below an object, by the way to them.
+
+    Counters and their shapes refer to each other, and weak tables have them until a collection.
+    How soon one comes by itself depends on how much other tests have left in memory.
+    """
+    gc.collect()
     found: dict[str, int] = {}
     seen: dict[int, object] = {}
     todo: list[tuple[str, object]] = [("", root)]
