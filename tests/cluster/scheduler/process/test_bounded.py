@@ -18,7 +18,7 @@ from cluster.scheduler.auditing import metrics as auditing
 from cluster.scheduler.binding import events, statuses
 from cluster.scheduler.binding.placement import Bound
 from cluster.scheduler.configuration.auditing import AuditorSettings, MetricLabel
-from cluster.scheduler.cycle import advice, explanations, nomination
+from cluster.scheduler.cycle import advice, evaluation, explanations, nomination, promised
 from cluster.scheduler.plugins.quotas import elastic_quota
 from cluster.scheduler.process import SchedulerProcess
 from cluster.scheduler.tables import labels, nodes
@@ -41,8 +41,10 @@ Plain = dict[str, Any]
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is bounded reaches its bound within a round."""
     monkeypatch.setattr(advice, "_MOST_KEPT", 4)
+    monkeypatch.setattr(evaluation, "_MOST_KEPT", 4)
     monkeypatch.setattr(explanations, "_MOST_KEPT", 4)
     monkeypatch.setattr(nomination, "_RECENT", 4)
+    monkeypatch.setattr(promised, "_MOST_KEPT", 4)
     monkeypatch.setattr(labels, "_MOST_COLUMNS", 8)
     monkeypatch.setattr(labels, "_SPARSE", 0.25)
     monkeypatch.setattr(nodes, "_SPARSE", 0)
