@@ -101,6 +101,20 @@ def test_one_node_of_many_that_becomes_full_or_free_is_taken_out_or_in() -> None
     assert len(evaluator.evaluate(shape).feasible) == 20
 
 
+def test_several_nodes_of_many_that_change_are_scored_again_as_a_list() -> None:
+    tables, shapes = Tables(), Shapes()
+    for number in range(64):
+        tables.upsert_node(make_node(f"n{number}", allocatable={"cpu": "8"}))
+    kept, shape = Evaluator(_PROFILE, tables), shapes.of(make_pod("p", requests={"cpu": "1"}))
+    before = kept.evaluate(shape).totals.tolist()
+    for number in range(6):
+        tables.place(Booking(f"u{number}", f"default/u{number}", shape, f"n{7 * number}"))
+    found = kept.evaluate(shape).totals.tolist()
+    assert found == Evaluator(_PROFILE, tables).evaluate(shape).totals.tolist()
+    changed = [row for row in range(64) if found[row] != before[row]]
+    assert changed == [0, 7, 14, 21, 28, 35]
+
+
 class _FailsOnce(NodeResourcesFit):
     """A filter whose next call raises an exception if `fails` is set."""
 

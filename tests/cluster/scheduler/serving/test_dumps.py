@@ -92,10 +92,13 @@ def test_a_node_with_amounts_in_the_units_of_their_resources(process: SchedulerP
     requests = {
         "cpu": "500m",
         "ephemeral-storage": "1Gi",
+        "example.com/gone": "3",
         "example.com/memory": "1Gi",
         "example.com/n": "2",
         "hugepages-2Mi": "4Mi",
     }
+    # Other nodes have such devices; the last one of this node is gone.
+    process.tables.upsert_node(make_node("n2", allocatable={"example.com/gone": "8"}))
     odd = Shapes().of(make_pod("odd", requests=requests))
     process.tables.place(Booking("default/odd", "uid-odd", odd, "n1"))
     assert dumps.node(process, _row(process)) == {
@@ -113,6 +116,7 @@ def test_a_node_with_amounts_in_the_units_of_their_resources(process: SchedulerP
         "requested": {
             "cpu": "4500m",
             "ephemeral-storage": "1Gi",
+            "example.com/gone": "3",
             "example.com/memory": "1Gi",
             "example.com/n": "2",
             "hugepages-2Mi": "4Mi",
@@ -123,6 +127,7 @@ def test_a_node_with_amounts_in_the_units_of_their_resources(process: SchedulerP
         "remaining": {
             "cpu": "11500m",
             "ephemeral-storage": "9Gi",
+            "example.com/gone": "-3",
             "example.com/memory": "3Gi",
             "example.com/n": "3",
             "hugepages-2Mi": "4Mi",
