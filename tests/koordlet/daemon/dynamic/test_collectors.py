@@ -9,7 +9,7 @@ import pytest
 
 from koordlet.configuration.gates import BEYOND_POLICIES, GATES
 from koordlet.daemon.dynamic.collectors import collectors
-from tests.koordlet.daemon.bed import ONE_CPU, Node, node, request, run
+from tests.koordlet.daemon.bed import ONE_CPU, Node, node, request, run, until
 from tests.ports import free_port
 from tests.simulated import ANOLIS_8, INTEL_RDT, Profile
 
@@ -100,6 +100,11 @@ def test_a_longer_report_keeps_pods_samples_longer() -> None:
                 assert status is not None
                 return {each.name: each.bytes for each in status.collectors}
 
+            def measured() -> bool:
+                status = measuring.status()
+                return status is not None and status.rounds > 0
+
+            await until("the first round, which makes the tables larger", measured)
             before = sizes()
             measuring.keep_for_reports(900.0)
             after = sizes()
