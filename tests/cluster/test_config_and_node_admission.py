@@ -230,6 +230,15 @@ def test_names_are_required_by_flag() -> None:
     unnamed = config_map(resource_threshold_config=entries({"nodeSelector": DB}))
     assert judged(unnamed) == ""
     assert "must be given once" in judged(unnamed, names=True)
+    web = {"matchLabels": {"pool": "web"}}
+    for names, refused in ((("db", "web"), False), (("db", "db"), True)):
+        strategies = [
+            {"name": name, "nodeSelector": selector}
+            for name, selector in zip(names, (DB, web), strict=True)
+        ]
+        named = config_map(resource_threshold_config=entries(*strategies))
+        assert ("must be given once" in judged(named, names=True)) is refused
+        assert bool(judged(named, names=True)) is refused
 
 
 def test_a_node_that_matches_two_entries_is_named() -> None:

@@ -102,7 +102,7 @@ def refusal(stored: list[ElasticQuota], new: ElasticQuota, rules: QuotaRules | N
         (quota("b", parent="b", is_parent=True), "leads back"),
         (quota("b", least={"cpu": "21"}), "spec.min cpu 21 is above spec.max 20"),
         (quota("b", least={"memory": "1Gi"}), "which spec.max lacks"),
-        (quota("b", most={"cpu": "-1"}), "is negative"),
+        (quota("b", most={"cpu": "-1"}), "spec.max of cpu is negative"),
         (quota("b", parent="p", annotations={"namespaces": ["x"]}), "bound to quota n"),
         (
             quota(

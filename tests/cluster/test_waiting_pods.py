@@ -108,6 +108,19 @@ def test_which_pods_a_profile_takes(
     live(life)
 
 
+def test_a_pod_whose_namespace_is_not_known_is_left_to_the_next_round() -> None:
+    async def life(world: World) -> None:
+        world.profile(namespaceSelector={"matchLabels": {"kind": "x"}})
+        world.pod()
+        world.server.show(world.profiles, world.pods)
+        await world.controller.reconcile("p")
+        assert "seen" not in world.labels()
+        await world.round()
+        assert "seen" in world.labels()
+
+    live(life)
+
+
 def test_all_profiles_are_managed_where_the_flag_says_so() -> None:
     async def life(world: World) -> None:
         world.profile(labels={})
