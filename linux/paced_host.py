@@ -1,8 +1,8 @@
 """`PacedHost`: a `Host` for a thread that gives way to others while it reads and writes many files.
 
-A pass over a node reads thousands of small files, each in microseconds. Before each access the
-thread gets the opportunity to step aside (`service.scheduling.StepAside`); for a write after it,
-since what was found before, such as that nobody requests another value, must still hold.
+A pass over a node reads thousands of small files, each in microseconds. Before each read the
+thread may step aside (`service.scheduling.StepAside`). It does so only after a write, never between
+the checks that a write depends on (such as that kubelet requests no other value) and the write.
 """
 
 from __future__ import annotations

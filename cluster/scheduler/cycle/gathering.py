@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 def named_layers(tree: NetworkTree, gather: Gather) -> tuple[str, ...]:
     """Return the layers that a gang can name, the widest first.
 
-    Raises NotGathered for one that it names and that is not there.
+    Raises NotGathered if the gang names a layer that the network does not have.
     """
     layers = (*tree.layers, NODE)
     for layer in (*gather.must, *gather.prefer, *dict(gather.multiples)):
